@@ -25,6 +25,7 @@ d = { 'settings': { 'branch': 'main',
                                 'databloom.core.data_folder': ('core.html#data_folder', 'databloom/core.py'),
                                 'databloom.core.generator': ('core.html#generator', 'databloom/core.py'),
                                 'databloom.core.need': ('core.html#need', 'databloom/core.py'),
+                                'databloom.core.patch_to': ('core.html#patch_to', 'databloom/core.py'),
                                 'databloom.core.plain': ('core.html#plain', 'databloom/core.py'),
                                 'databloom.core.refuse': ('core.html#refuse', 'databloom/core.py'),
                                 'databloom.core.whole_file': ('core.html#whole_file', 'databloom/core.py')}}}
