@@ -66,7 +66,7 @@ def _wander(rng, hours, n, phi, correlation):
 def _illness(rng, fates, hours):
     "The hidden illness x and the share of sepsis in it, both of shape (hours, n)."
     t, n = np.arange(1, hours + 1)[:, None], len(fates["length"])
-    sepsis = expit((t - fates["onset"]) / 2.5)
+    sepsis = expit((t - fates["onset"]) / 4)
     ahead = np.maximum(fates["length"] - t, 0)
     course = np.where(fates["died"], 1.2 * np.exp(-ahead / 10), -0.7 * (1 - np.exp(-t / 30)))
     x = 0.6 * fates["frailty"] + course + 1.5 * sepsis + 0.5 * _wander(rng, hours, n, 0.92, [[1.0]])[:, :, 0]
