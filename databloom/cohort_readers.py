@@ -13,10 +13,14 @@ import fnmatch
 import io
 import logging
 import re
+import tarfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 import numpy as np
+from rich.progress import track
 
 from .cohorts import Cohort, CohortError, Problem, Schema, from_long, infer_schema, pivot_events
 from .core import check_choice, check_count, check_number, need, refuse, whole_file
@@ -527,7 +531,7 @@ def fetch_release(
     patterns="*",  # which files, such as "*training_setA/*.psv"; one pattern or several
     base: str = physionet,  # the publisher's server
     workers: int = 4,  # files fetched at the same time
-    progress: bool = False,  # show a progress bar (needs tqdm)
+    progress: bool = False,  # show a progress bar
 ) -> list:  # the paths of the files, all with the right checksum
     "Fetch files of a PhysioNet release, each checked against the publisher's list of checksums."
     pooch = need("pooch", "ehr")
@@ -545,7 +549,7 @@ def fetch_release(
         refuse("patterns", patterns, f"such that they match some of the {len(sums)} files of the list")
     with ThreadPoolExecutor(workers) as pool:
         jobs = pool.map(lambda path: _fetch_one(pooch, root, path, sums[path], folder), chosen)
-        return list(need("tqdm.auto", "ehr").tqdm(jobs, total=len(chosen), desc=database)) if progress else list(jobs)
+        return list(track(jobs, description=database, total=len(chosen)) if progress else jobs)
 
 
 def _fetch_list(pooch, root, folder):
@@ -565,7 +569,6 @@ def _gone(path):
 
 
 def _fetch_one(pooch, root, path, checksum, folder):
-    from urllib.parse import quote
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -594,8 +597,6 @@ def download_physionet2012(
 
 
 def _unpack(path, folder):
-    import tarfile
-    import zipfile
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
