@@ -346,6 +346,19 @@ def _times(name, series):
     return series, wrong + _complain("temporal", name, bad, "times are all finite numbers or all dates", series)
 
 # %% ../nbs/cohorts.ipynb #9c7d3e3f
+def _everyday(frame):
+    "The table with pandas' own dtypes in the place of Arrow's."
+    return frame.assign(**{name: _from_arrow(frame[name]) for name, dtype in frame.dtypes.items() if isinstance(dtype, pd.ArrowDtype)})
+
+
+def _from_arrow(series):
+    whole = {"i": "Int64", "u": "UInt64", "b": "boolean", "f": "Float64"}.get(series.dtype.kind)
+    if whole:
+        return series.astype(whole)
+    values = series.astype(object).where(series.notna(), None)
+    return pd.to_datetime(values) if series.dtype.kind == "M" else values.astype("str").where(series.notna()) if series.dtype.kind == "U" else values
+
+
 def _check_table(schema, table, frame):
     "The table with proper dtypes, and its problems."
     keys = [schema.id] + ([schema.time] if table == "temporal" and schema.time else [])
@@ -358,7 +371,7 @@ def _check_table(schema, table, frame):
     problems += [Problem(table, str(n), len(frame), "a column of the table is in the schema") for n in given if n not in wanted]
     if problems:
         return frame, problems
-    frame = frame.reset_index(drop=True)
+    frame = _everyday(frame.reset_index(drop=True))
     made = {}
     for name in given:
         if name == schema.id:
@@ -649,7 +662,9 @@ def infer_kind(
     table: str = "table",  # its table, for the message
 ) -> str:  # the kind
     "The kind that the values of a column suggest."
-    series, dtype = pd.Series(series), pd.Series(series).dtype
+    series = pd.Series(series)
+    series = _from_arrow(series) if isinstance(series.dtype, pd.ArrowDtype) else series
+    dtype = series.dtype
     if isinstance(dtype, (pd.CategoricalDtype, pd.StringDtype)):
         return "categorical" if series.notna().any() or isinstance(dtype, pd.CategoricalDtype) else "numeric"
     if pd.api.types.is_datetime64_any_dtype(dtype):
