@@ -772,7 +772,7 @@ def _merge_duplicates(frame, keys, how, kind_of):
     "One row per patient and time. Missing values do not count: the first or last is that of the observed ones."
     if how == "refuse" or not frame.duplicated(keys).any():
         return frame
-    groups = frame.groupby(keys, sort=False, observed=True)
+    groups = frame.groupby(keys, sort=False, observed=True, dropna=False)
     if how != "mean":
         return getattr(groups, how)().reset_index()[list(frame)]
     ways = {name: "mean" if kind_of(name) == "numeric" else "last" for name in frame if name not in keys}
@@ -903,7 +903,7 @@ def from_events(
         id, time = schema.id, schema.time
     rows = pivot_events(events, id, time, variable, value, step, aggregate)
     if static is None:
-        static = rows[[id]].drop_duplicates(ignore_index=True)
+        static = pd.DataFrame({id: np.unique(_ids("events", id, events[id])[0].to_numpy())})
     if schema is not None:
         rows = rows.reindex(columns=[id, time, *schema.names("temporal")])
     return Cohort(schema or infer_schema(static, rows, id, time, outcome, time_unit), static, rows)

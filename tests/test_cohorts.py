@@ -451,6 +451,15 @@ def test_patients_without_events_stay_when_static_names_them():
     assert cohort.lengths.tolist() == [0, 1]
 
 
+def test_patients_are_not_lost_on_the_way():
+    events = pd.DataFrame({"id": [2, 3], "time": [0, 0], "variable": ["HR", "HR"], "value": [80.0, np.nan]})
+    assert from_events(events).lengths.tolist() == [1, 0]
+    frame = pd.DataFrame({"id": [1, 1, 2], "time": [0.0, 0.0, np.nan], "x": [1.0, 2.0, 3.0]})
+    for how in ("first", "mean"):
+        with pytest.raises(CohortError, match="temporal.time: 1 row breaks the rule: a time is never missing"):
+            from_long(frame, static=[], duplicates=how)
+
+
 def test_infer_schema_kinds():
     frame = pd.DataFrame({"id": [1, 2], "f": [1.5, 2.0], "i": [1, 7], "b": [0, 1], "bf": [1.0, np.nan], "t": [True, False], "c": ["a", "b"],
                           "d": pd.to_datetime(["2020-01-01", "2020-01-02"]), "o": pd.Series([datetime.date(2020, 1, 1), None], dtype=object),
