@@ -8,8 +8,8 @@ __all__ = ['p_value_methods', 'test_procedures', 'preferences', 'hoeffding_p_val
            'binomial_upper_bound', 'empirical_bernstein_p_value', 'empirical_bernstein_upper_bound', 'wsr_p_value',
            'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'bonferroni', 'holm', 'fixed_sequence',
            'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order', 'difference_losses',
-           'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan', 'Calibration',
-           'learn_then_test', 'LearnThenTest']
+           'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan', 'check_setting_order',
+           'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
 
 # %% ../nbs/03_ltt_calibration.ipynb #e2100caa
 import math
@@ -737,6 +737,19 @@ def _check_settings(settings, k):
     return values
 
 
+def check_setting_order(
+    settings,  # settings in the order of testing; words that read as numbers count as numbers
+):
+    "Refuse numeric settings that are not sorted, one way or the other, or that are equal."
+    try:
+        numbers = [float(v) for v in settings]
+    except (TypeError, ValueError):
+        return
+    steps = np.diff(numbers)
+    if not ((steps > 0).all() or (steps < 0).all()):
+        refuse("settings", settings, "sorted and different, most conservative first, since they are tested in this order (or give `order`)")
+
+
 def _test_order(settings, order, matters):
     "Positions in the order of testing."
     if order is not None:
@@ -744,9 +757,8 @@ def _test_order(settings, order, matters):
         if unknown or len(set(order)) != len(order) or not len(order):
             refuse("order", order, "some or all of the settings, each once")
         return [settings.index(v) for v in order]
-    numbers = all(isinstance(v, (int, float)) for v in settings)
-    if matters and numbers and settings not in (sorted(settings), sorted(settings, reverse=True)):
-        refuse("settings", settings, "sorted, most conservative first, since they are tested in this order (or give `order`)")
+    if matters:
+        check_setting_order(settings)
     return list(range(len(settings)))
 
 # %% ../nbs/03_ltt_calibration.ipynb #05c2f8b1
@@ -956,8 +968,7 @@ def _plot(self, ax=None):
     with book_style() as plt:
         ax = ax or plt.subplots()[1]
         k, levels = len(self.settings), self.alpha if isinstance(self.alpha, dict) else {"risk": self.alpha}
-        numeric = all(isinstance(s, (int, float)) for s in self.settings)
-        x = np.array(self.settings, dtype=float) if numeric else np.arange(k)
+        x = _axis_values(self.settings)
         gap = np.min(np.diff(np.sort(x))) / 2 if k > 1 else 0.5
         for j in range(k):
             if self.settings[j] in self.valid:
@@ -969,12 +980,22 @@ def _plot(self, ax=None):
             ax.axhline(level, color=line.get_color(), linestyle="--", linewidth=1, label=f"{name}: level {level:g}")
         if self.chosen is not None:
             ax.axvline(x[self.settings.index(self.chosen)], color="black", linewidth=1, label=f"chosen: {self.chosen}")
-        if not numeric:
-            ax.set_xticks(x, [str(s) for s in self.settings], rotation=90 if k > 8 else 0)
+        if any(str(s) != str(v) for s, v in zip(self.settings, x.tolist())):
+            some = np.unique(np.linspace(0, k - 1, min(k, 12)).astype(int))
+            ax.set_xticks(x[some], [str(self.settings[j]) for j in some], rotation=45 if k > 6 else 0)
         shaky = "" if self.guaranteed else " (NOT GUARANTEED)"
         ax.set(xlabel="setting (valid: shaded)", ylabel="loss", title=(self.answer.split(" (")[0] + shaky))
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, frameon=True, framealpha=0.8)
         return ax
+
+
+def _axis_values(settings):
+    "Settings as places on an axis: their values where they are numbers (or words that read as numbers), else their ranks."
+    try:
+        x = np.array([float(s) for s in settings])
+        return x if np.isfinite(x).all() else np.arange(len(settings))
+    except (TypeError, ValueError):
+        return np.arange(len(settings))
 
 
 Calibration.plot = _plot
@@ -1169,3 +1190,29 @@ class LearnThenTest:
         self.chosen_, self.valid_ = self.result_.chosen, self.result_.valid
         self.p_values_, self.bounds_ = self.result_.p_values, self.result_.bounds
         return self
+
+# %% ../nbs/03_ltt_calibration.ipynb #128a9e4e
+def violation_rates(
+    losses,  # n x k: the stored loss table; its column means are the true risks
+    alpha: float,  # the level
+    delta: float = 0.05,  # the probability of error
+    *,
+    n: int,  # examples in a calibration set
+    methods=("wsr", "hoeffding_bentkus"),  # p-values, each in a fixed sequence; "naive" for the rule without a test
+    draws: int = 1000,  # calibration sets, drawn with replacement
+    random_state=0,  # as in `databloom.core.generator`
+) -> dict:  # for each method the true risk of the chosen setting in each draw (NaN: none chosen)
+    "True risks of the settings that are chosen from calibration sets drawn with replacement from a stored table."
+    table, rng = check_array("losses", losses, ndim=2, low=0, high=1), generator(random_state)
+    check_number("alpha", alpha, 0, 1, True, True)
+    check_number("delta", delta, 0, 1, True, True)
+    truth, chosen = table.mean(axis=0), {name: [] for name in methods}
+    for _ in range(check_count("draws", draws)):
+        sample = table[rng.integers(len(table), size=check_count("n", n))]
+        for name in methods:
+            if name == "naive":
+                good = np.flatnonzero(sample.mean(axis=0) <= alpha)
+            else:
+                good = np.flatnonzero(fixed_sequence(p_value_methods[_method_name(name)].p(sample, alpha, delta), delta))
+            chosen[name].append(truth[good[-1]] if len(good) else np.nan)
+    return {name: np.array(values) for name, values in chosen.items()}
