@@ -305,6 +305,9 @@ def wsr_upper_bound(
     return bounds.reshape(shape)[()]
 
 # %% ../nbs/03_ltt_calibration.ipynb #8d8ea71f
+_no_spread = 1e-28  # the variance that rounding gives to losses that are all the same
+
+
 def clt_p_value(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -312,8 +315,8 @@ def clt_p_value(
     "The central-limit p-value for 'the risk exceeds alpha': ASYMPTOTIC, not guaranteed for any finite sample."
     mean, variance, n = _mean_variance_count(losses, None, None, None)
     alpha = _open_unit("alpha", alpha)
-    scale = np.sqrt(np.maximum(variance, np.finfo(float).tiny) / n)
-    return np.where(variance > 0, ndtr((mean - alpha) / scale), 1.0)[()]
+    scale = np.sqrt(np.maximum(variance, _no_spread) / n)
+    return np.where(variance > _no_spread, ndtr((mean - alpha) / scale), 1.0)[()]
 
 
 def clt_upper_bound(
@@ -322,7 +325,7 @@ def clt_upper_bound(
 ):  # an asymptotic upper bound on the risk for each column
     "The inverse of the central-limit p-value: ASYMPTOTIC, not guaranteed for any finite sample."
     mean, variance, n = _mean_variance_count(losses, None, None, None)
-    return np.where(variance > 0, np.clip(mean - ndtri(_open_unit("delta", delta)) * np.sqrt(variance / n), 0, 1), 1.0)[()]
+    return np.where(variance > _no_spread, np.clip(mean - ndtri(_open_unit("delta", delta)) * np.sqrt(variance / n), 0, 1), 1.0)[()]
 
 # %% ../nbs/03_ltt_calibration.ipynb #9ae67ddc
 @dataclass(frozen=True)
@@ -333,23 +336,29 @@ class PValueMethod:
     upper_bound: object  # function of losses and delta
     guaranteed: bool = True  # False for asymptotic methods
     bets: bool = False  # whether it takes the level for which to tune
+    mean_is_enough: bool = False  # whether it needs of the losses only their mean
 
     def p(self, table, alpha, level):
-        "p-values of the columns, tuned for an error level where the method can be."
-        return self.p_value(table, alpha, **({"bet_level": level} if self.bets else {}))
+        "p-values of the columns of checked losses, tuned for an error level where the method can be."
+        return self.p_value(alpha=alpha, **self._arguments(table, level))
 
     def bound(self, table, delta, level):
         "Upper bounds of the columns at error delta, with the stakes of `p`."
-        return self.upper_bound(table, delta, **({"bet_level": level} if self.bets else {}))
+        return self.upper_bound(delta=delta, **self._arguments(table, level))
+
+    def _arguments(self, table, level):
+        if self.mean_is_enough:
+            return {"mean": table.mean(axis=0), "n": len(table)}
+        return {"losses": table, "bet_level": level} if self.bets else {"losses": table}
 
 
 p_value_methods = {
     "wsr": PValueMethod("betting (WSR)", wsr_p_value, wsr_upper_bound, bets=True),
-    "hoeffding_bentkus": PValueMethod("Hoeffding-Bentkus", hoeffding_bentkus_p_value, hoeffding_bentkus_upper_bound),
+    "hoeffding_bentkus": PValueMethod("Hoeffding-Bentkus", hoeffding_bentkus_p_value, hoeffding_bentkus_upper_bound, mean_is_enough=True),
     "binomial": PValueMethod("exact binomial", binomial_p_value, binomial_upper_bound),
     "empirical_bernstein": PValueMethod("empirical Bernstein", empirical_bernstein_p_value, empirical_bernstein_upper_bound),
-    "bentkus": PValueMethod("Bentkus", bentkus_p_value, bentkus_upper_bound),
-    "hoeffding": PValueMethod("Hoeffding", hoeffding_p_value, hoeffding_upper_bound),
+    "bentkus": PValueMethod("Bentkus", bentkus_p_value, bentkus_upper_bound, mean_is_enough=True),
+    "hoeffding": PValueMethod("Hoeffding", hoeffding_p_value, hoeffding_upper_bound, mean_is_enough=True),
     "clt": PValueMethod("central limit theorem (ASYMPTOTIC, not guaranteed)", clt_p_value, clt_upper_bound, guaranteed=False),
 }
 
@@ -422,13 +431,14 @@ def fixed_sequence(
 
 
 def _lazy_walks(p_value, delta, positions, k):
-    valid = np.zeros(k, dtype=bool)
+    passed = {}
     for start in positions:
         for j in range(start, k):
-            if not valid[j] and not p_value(j) <= delta / len(positions):
+            if j not in passed:
+                passed[j] = p_value(j) <= delta / len(positions)
+            if not passed[j]:
                 break  # p-values beyond the first failure are never asked for
-            valid[j] = True
-    return valid
+    return np.array([passed.get(j, False) for j in range(k)], dtype=bool)
 
 # %% ../nbs/03_ltt_calibration.ipynb #0f7af06f
 def chain_graph(
@@ -704,7 +714,7 @@ def _risks(alpha, loss_range):
     several = isinstance(alpha, dict) or (np.ndim(alpha) == 1 and not isinstance(alpha, str))
     levels = alpha if isinstance(alpha, dict) else dict(enumerate(alpha)) if several else {None: alpha}
     one_range = not isinstance(loss_range, dict) and np.ndim(loss_range) == 1
-    if not levels or not (one_range or several):
+    if not levels:
         refuse("alpha", alpha, "a level, or one for each risk")
     risks = []
     for key, level in levels.items():
@@ -721,6 +731,8 @@ def _risks(alpha, loss_range):
 
 # %% ../nbs/03_ltt_calibration.ipynb #6032f747
 def _check_settings(settings, k):
+    if settings is None and k is None:
+        refuse("settings", None, "given where the losses come from a function")
     values = settings.tolist() if isinstance(settings, np.ndarray) else list(range(k) if settings is None else settings)
     values = [tuple(v) if isinstance(v, list) else v.item() if isinstance(v, np.generic) else v for v in values]
     if k is not None and len(values) != k:
@@ -765,10 +777,11 @@ def _test_order(settings, order, matters):
 class _Evidence:
     "Losses by setting, asked for when needed, in one order of examples, as p-values."
 
-    def __init__(self, source, risks, settings, groups, random_state, method, level):
-        self.risks, self.settings, self.groups = risks, settings, groups
-        self.source, self.method, self.level = source, p_value_methods[method], level
+    def __init__(self, source, risks, groups, random_state, method, ordered):
+        self.risks, self.settings, self.groups = risks, None, groups
+        self.source, self.method, self.level = source, p_value_methods[method], None
         self.random_state, self.orders, self.n = random_state, {}, None
+        self.ordered = ordered  # whether the order of the examples matters: for betting and for splits
         self.rows = slice(None)
         self.bought, self.sizes = {}, None  # what a function has answered
         self.known = {}  # position -> a p-value and a mean loss for each risk
@@ -779,16 +792,16 @@ class _Evidence:
             self.orders[n] = np.arange(n) if same else generator(self.random_state).permutation(n)
         return self.orders[n]
 
-    def losses(self, risk, raw):
+    def losses(self, risk, raw, where=""):
         "n x k losses in [0, 1], grouped and in order."
-        name = "losses" if risk.key is None else f"losses[{risk.key!r}]"
+        name = ("losses" if risk.key is None else f"losses[{risk.key!r}]") + where
         table = check_array(name, raw, ndim=None, low=risk.low, high=risk.high)
         if table.ndim not in (1, 2):
             refuse(name, f"an array of shape {table.shape}", "one column, or a table with a column a setting")
         table = risk.unit(table.reshape(len(table), -1))
         if self.groups is not None:
             table = np.clip(group_losses(table, self.groups)[0], 0, 1)
-        return table[self.order(len(table))]
+        return table[self.order(len(table))] if self.ordered else table
 
     def ask(self, positions):
         "Make the evidence on these settings known."
@@ -850,7 +863,7 @@ class _Function(_Evidence):
     def buy(self, setting):
         "One column for each risk."
         answer = _by_risk(self.risks, self.source(setting), "one answer")
-        columns = [self.losses(risk, raw) for risk, raw in zip(self.risks, answer)]
+        columns = [self.losses(risk, raw, f" at setting {setting!r}") for risk, raw in zip(self.risks, answer)]
         if any(column.shape[1] != 1 for column in columns):
             refuse("losses", f"several columns for setting {setting!r}", "a function that gives one loss an example")
         sizes = [len(column) for column in columns]
@@ -1048,7 +1061,8 @@ def learn_then_test(
     prefer = check_choice("prefer", prefer or ("last" if costs is None else "cost"), preferences)
     if prefer == "cost" and costs is None:
         refuse("costs", None, "given where the lowest cost is preferred")
-    evidence = (_Function if callable(losses) else _Table)(losses, _risks(alpha, loss_range), None, groups, random_state, method, None)
+    ordered = p_value_methods[method].bets or test == "split_fixed_sequence"
+    evidence = (_Function if callable(losses) else _Table)(losses, _risks(alpha, loss_range), groups, random_state, method, ordered)
     evidence.settings = _check_settings(settings, None if callable(losses) else evidence.prepare())
     order = _test_order(evidence.settings, order, test in ("fixed_sequence", "graphical"))
     evidence.level, graph = _local_level(test, delta, len(order), starts, graph)

@@ -28,8 +28,8 @@ def test_uniform_p_values_and_many_starts():
         assert ltt.fixed_sequence(p, 0.1, starts=starts).any(axis=1).mean() <= limit(0.1)
     for procedure in (ltt.bonferroni, ltt.holm):
         assert procedure(p, 0.1).any(axis=1).mean() <= limit(0.1)
-    for graph in (ltt.chain_graph(50), ltt.chain_graph(50, 50), ltt.grid_graph(5, 10)):
-        assert graph_any(p, 0.1, graph).mean() <= limit(0.1)
+    for graph in (ltt.chain_graph(12), ltt.chain_graph(12, 12), ltt.grid_graph(3, 4)):
+        assert graph_any(p[:, :12], 0.1, graph).mean() <= limit(0.1)
 
 
 @pytest.mark.parametrize("method", ["binomial", "hoeffding_bentkus", "wsr"])
@@ -51,28 +51,29 @@ def test_mapie_errs_twice_as_often_on_the_same_input():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("method", ["hoeffding_bentkus", "wsr", "binomial"])
-def test_random_correlated_losses(seed, method):
-    "Twelve settings share their noise; some are good, some exactly at the level, some worse, in no order."
-    rng, n, k = np.random.default_rng([seed, 7]), 150, 12
-    truth = rng.choice([0.02, 0.05, 0.1, 0.1, 0.1, 0.13], k)
-    bad = truth >= 0.1
-    share, p = rng.random(), []
+def test_random_correlated_losses(seed):
+    "Ten settings share their noise; some are good, some exactly at the level, some worse, in no order."
+    rng, n, k = np.random.default_rng([seed, 7]), 100, 10
+    truth = rng.permutation([0.005, 0.01, 0.02, 0.05, 0.1, 0.1, 0.1, 0.1, 0.12, 0.15])
+    bad, share, p = truth >= 0.1, np.float32(rng.random()), {"hoeffding_bentkus": [], "wsr": [], "binomial": []}
     for _ in range(5):
-        common = rng.standard_normal((n, DRAWS // 5, 1))
-        own = rng.standard_normal((n, DRAWS // 5, k))
-        noise = math.sqrt(share) * common + math.sqrt(1 - share) * own
-        table = (noise < ltt.ndtri(truth)).astype(float)
-        p.append(ltt.p_value_methods[method].p(table.reshape(n, -1), 0.1, 0.05).reshape(-1, k))
-    p = np.concatenate(p)
-    masks = {
-        "bonferroni": ltt.bonferroni(p, 0.05), "holm": ltt.holm(p, 0.05), "sequence": ltt.fixed_sequence(p, 0.05),
-        "starts": ltt.fixed_sequence(p, 0.05, starts=4),
-        "graph": np.array([ltt.graphical(row, 0.05, *ltt.chain_graph(k, 3)) for row in p]),
-    }
-    for name, valid in masks.items():
-        assert valid[:, bad].any(axis=1).mean() <= limit(0.05), name
-    assert masks["holm"].mean() >= masks["bonferroni"].mean()
+        common = rng.standard_normal((n, DRAWS // 5, 1), dtype=np.float32)
+        own = rng.standard_normal((n, DRAWS // 5, k), dtype=np.float32)
+        noise = np.sqrt(share) * common + np.sqrt(1 - share) * own
+        table = (noise < ltt.ndtri(truth)).astype(float).reshape(n, -1)
+        for method in p:
+            p[method].append(ltt.p_value_methods[method].p(table, 0.1, 0.05).reshape(-1, k))
+    for method, values in p.items():
+        values = np.concatenate(values)
+        masks = {
+            "bonferroni": ltt.bonferroni(values, 0.05), "holm": ltt.holm(values, 0.05),
+            "sequence": ltt.fixed_sequence(values, 0.05), "starts": ltt.fixed_sequence(values, 0.05, starts=4),
+        }
+        if method == "binomial":
+            masks["graph"] = np.array([ltt.graphical(row, 0.05, *ltt.chain_graph(k, 3)) for row in values])
+        for name, valid in masks.items():
+            assert valid[:, bad].any(axis=1).mean() <= limit(0.05), (method, name)
+        assert masks["holm"].mean() >= masks["bonferroni"].mean() > 0
 
 
 def test_split_and_pareto_through_the_entry():
