@@ -36,14 +36,14 @@ def _mean_and_count(losses, mean, n):
         refuse("n", n, "a whole number of examples")
     return check_array("mean", mean, ndim=None, low=0, high=1), counts
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #51bfc45a
 def _loss_table(losses):
     table = check_array("losses", losses, ndim=None, low=0, high=1)
     if table.ndim not in (1, 2):
         refuse("losses", f"an array of shape {table.shape}", "one column of losses, or a table with a column a setting")
     return table
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #f931d7c6
 def _open_unit(name, value):
     "A level or an array of levels, strictly between 0 and 1."
     array = check_array(name, value, ndim=None)
@@ -59,11 +59,11 @@ def hoeffding_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "Hoeffding's p-value for 'the risk exceeds alpha' (Learn then Test, section 3; eq. 9 of CALM)."
+    "Hoeffding's p-value for 'the risk exceeds alpha' (CALM eq. 9)."
     mean, n = _mean_and_count(losses, mean, n)
     return np.exp(-2 * n * np.maximum(0, _open_unit("alpha", alpha) - mean) ** 2)[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #56d9cdf4
 def hoeffding_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -80,7 +80,7 @@ def _chernoff_p_value(mean, n, alpha):
     low = np.minimum(mean, alpha)
     return np.exp(-n * (rel_entr(low, alpha) + rel_entr(1 - low, 1 - alpha)))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #6673420a
 def _chernoff_upper_bound(mean, n, delta):
     low = np.broadcast_to(mean, np.broadcast_shapes(np.shape(mean), np.shape(n), np.shape(delta))).astype(float)
     high = np.ones_like(low)
@@ -97,19 +97,19 @@ def _ceil_of_sum(mean, n):
     nearest = np.rint(total)
     return np.where(np.abs(total - nearest) <= 8 * np.finfo(float).eps * n, nearest, np.ceil(total))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #d5ec5bba
 def _binomial_tail(k, n, alpha):
     "P(Bin(n, alpha) <= k); betaincc keeps its relative accuracy far into the tail."
     k, n, alpha = np.broadcast_arrays(k, n, alpha)
     return np.where(k >= n, 1.0, betaincc(np.minimum(k, n - 1) + 1.0, np.maximum(n - k, 1.0), alpha))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #1fa9e0a6
 def _binomial_tail_inverse(k, n, tail):
     "The alpha for which P(Bin(n, alpha) <= k) = tail."
     k, n, tail = np.broadcast_arrays(k, n, tail)
     return np.where(k >= n, 1.0, betainccinv(np.minimum(k, n - 1) + 1.0, np.maximum(n - k, 1.0), tail))
 
-# %% ../nbs/03_ltt_calibration.ipynb #d5ec5bba
+# %% ../nbs/03_ltt_calibration.ipynb #b1e95e22
 def bentkus_p_value(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -117,11 +117,11 @@ def bentkus_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "Bentkus's p-value for 'the risk exceeds alpha' (Bentkus 2004; Learn then Test, section 3)."
+    "Bentkus's p-value for 'the risk exceeds alpha' (Bentkus 2004)."
     mean, n = _mean_and_count(losses, mean, n)
     return np.minimum(1, math.e * _binomial_tail(_ceil_of_sum(mean, n), n, _open_unit("alpha", alpha)))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #86330c1b
 def bentkus_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -141,12 +141,12 @@ def hoeffding_bentkus_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "The Hoeffding-Bentkus p-value for 'the risk exceeds alpha' (Learn then Test, section 3)."
+    "The Hoeffding-Bentkus p-value for 'the risk exceeds alpha' (Angelopoulos et al. 2021)."
     mean, n = _mean_and_count(losses, mean, n)
     alpha = _open_unit("alpha", alpha)
     return np.minimum(_chernoff_p_value(mean, n, alpha), math.e * _binomial_tail(_ceil_of_sum(mean, n), n, alpha))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #e4dd4c04
 def hoeffding_bentkus_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -170,7 +170,7 @@ def _zero_one(losses, mean, n):
     mean, n = _mean_and_count(losses, mean, n)
     return np.rint(mean * n), n
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #7cbe5b6f
 def binomial_p_value(
     losses=None,  # losses, each 0 or 1: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -181,7 +181,7 @@ def binomial_p_value(
     "The exact binomial p-value for 'the risk exceeds alpha'; for losses of 0 and 1 only."
     return _binomial_tail(*_zero_one(losses, mean, n), _open_unit("alpha", alpha))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #a7018690
 def binomial_upper_bound(
     losses=None,  # losses, each 0 or 1: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -201,7 +201,7 @@ def _mean_variance_count(losses, mean, variance, n):
         return mean, check_array("variance", variance, ndim=None, low=0), n
     return mean, np.var(losses, axis=0, ddof=1) if n > 1 else np.zeros_like(mean), n
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #b8892af0
 def empirical_bernstein_p_value(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -217,7 +217,7 @@ def empirical_bernstein_p_value(
     root = 2 * room / np.maximum(line + np.sqrt(line**2 + 4 * square * room), np.finfo(float).tiny)
     return np.where(np.equal(n, 1), 1.0, np.minimum(1, 2 * np.exp(-(root**2))))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #2ba7ba25
 def empirical_bernstein_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -240,7 +240,7 @@ def _blocks(table):
         columns = slice(first, first + width)
         yield columns, np.ascontiguousarray(table[:, columns].T)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #08a0ab60
 def _stakes(rows, bet_level):
     "The sceptic's stakes, each from the losses before it."
     n = rows.shape[1]
@@ -285,7 +285,7 @@ def _refuted_from(rows, stakes, target, tolerance=1e-9):
         guess = np.where((newton > low) & (newton < high), newton, (low + high) / 2)
     return high
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #d25a4845
 def wsr_upper_bound(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting; rows in an order that does not depend on them
     delta=0.05,  # the bound fails with at most this probability
@@ -307,7 +307,7 @@ def wsr_upper_bound(
 # %% ../nbs/03_ltt_calibration.ipynb #8d8ea71f
 _no_spread = 1e-28  # the variance that rounding gives to losses that are all the same
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #eff26eec
 def clt_p_value(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -318,7 +318,7 @@ def clt_p_value(
     scale = np.sqrt(np.maximum(variance, _no_spread) / n)
     return np.where(variance > _no_spread, ndtr((mean - alpha) / scale), 1.0)[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #ac2c30a8
 def clt_upper_bound(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with about this probability in the limit
@@ -351,7 +351,7 @@ class PValueMethod:
             return {"mean": table.mean(axis=0), "n": len(table)}
         return {"losses": table, "bet_level": level} if self.bets else {"losses": table}
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #f8ecf3bd
 p_value_methods = {
     "wsr": PValueMethod("betting (WSR)", wsr_p_value, wsr_upper_bound, bets=True),
     "hoeffding_bentkus": PValueMethod("Hoeffding-Bentkus", hoeffding_bentkus_p_value, hoeffding_bentkus_upper_bound, mean_is_enough=True),
@@ -362,7 +362,7 @@ p_value_methods = {
     "clt": PValueMethod("central limit theorem (ASYMPTOTIC, not guaranteed)", clt_p_value, clt_upper_bound, guaranteed=False),
 }
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #18c472dd
 def _method_name(name):
     "A method's name; hyphens will do, and so will hb and eb."
     word = name.replace("-", "_").lower() if isinstance(name, str) else name
@@ -376,7 +376,7 @@ def _p_array(p_values):
         refuse("p_values", p_values, "an array whose last axis runs over the settings")
     return array
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #f45a2818
 def bonferroni(
     p_values,  # p-values; the last axis runs over the settings
     delta: float,  # the probability of error
@@ -385,7 +385,7 @@ def bonferroni(
     p_values = _p_array(p_values)
     return p_values <= check_number("delta", delta, 0, 1, True, True) / p_values.shape[-1]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #76776189
 def holm(
     p_values,  # p-values; the last axis runs over the settings
     delta: float,  # the probability of error
@@ -410,7 +410,7 @@ def _start_positions(starts, k):
         refuse("starts", starts, "different positions in the order, at least one")
     return sorted(positions)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #055a5306
 def fixed_sequence(
     p_values,  # p-values in the order of testing (last axis), or a function that gives the p-value at a position
     delta: float,  # the probability of error
@@ -429,7 +429,7 @@ def fixed_sequence(
         valid[..., start:] |= np.logical_and.accumulate(passed[..., start:], axis=-1)
     return valid
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #1399c4cf
 def _lazy_walks(p_value, delta, positions, k):
     passed = {}
     for start in positions:
@@ -451,7 +451,7 @@ def chain_graph(
     weights[positions] = 1 / len(positions)
     return weights, np.eye(k, k=1)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c588f0d5
 def grid_graph(
     rows: int,  # settings of the first knob, most conservative first
     columns: int,  # settings of the second knob, most conservative first
@@ -465,7 +465,7 @@ def grid_graph(
     transitions /= np.maximum(1, transitions.sum(axis=1, keepdims=True))
     return np.eye(1, k)[0], transitions
 
-# %% ../nbs/03_ltt_calibration.ipynb #c588f0d5
+# %% ../nbs/03_ltt_calibration.ipynb #f7cd0d15
 def _check_graph(weights, transitions, k):
     weights = check_array("weights", weights, low=0, high=1)
     transitions = check_array("transitions", transitions, ndim=2, low=0, high=1).copy()
@@ -475,7 +475,7 @@ def _check_graph(weights, transitions, k):
         refuse("weights and transitions", weights.sum(), "shares that sum to at most 1, from each setting and at the start, none to itself")
     return weights / max(1, weights.sum()), transitions / np.maximum(1, transitions.sum(axis=1, keepdims=True))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cac98790
 def _inherit(weights, transitions, gone, left):
     "Pass the share of a dropped doubt on and rewire the graph around it."
     weights = weights + weights[gone] * transitions[gone]
@@ -486,7 +486,7 @@ def _inherit(weights, transitions, gone, left):
     keep = np.outer(left, left) & ~np.eye(len(left), dtype=bool)
     return np.where(left, weights, 0), np.where(keep, transitions, 0)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #5507098e
 def _graphical(p_value, delta, weights, transitions):
     k = len(weights)
     left, levels, known = np.ones(k, dtype=bool), np.zeros(k), np.full(k, np.nan)
@@ -500,14 +500,14 @@ def _graphical(p_value, delta, weights, transitions):
             return ~left, levels
         weights, transitions = _inherit(weights, transitions, passed[0], left)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c794d348
 def graphical(
     p_values,  # one p-value a setting, or a function that gives the p-value at a position
     delta: float,  # the probability of error
     weights,  # each setting's share of the level at the start, summing to at most 1
     transitions,  # row i: the proportions in which i's share is inherited, summing to at most 1
 ) -> np.ndarray:  # which settings are valid
-    "Sequential graphical testing (Bretz et al. 2009; Learn then Test, section 4)."
+    "Sequential graphical testing (Bretz et al. 2009)."
     delta = check_number("delta", delta, 0, 1, True, True)
     if callable(p_values):
         return _graphical(p_values, delta, *_check_graph(weights, transitions, len(weights)))[0]
@@ -525,7 +525,7 @@ def pareto_front(
         front[i] = not ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
     return front
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #ae969ad4
 def learned_order(
     p_values,  # p-values on the learning split, one a setting
     objectives=None,  # k x d: objectives on the learning split, all to be small; None to keep every setting
@@ -551,13 +551,13 @@ def difference_losses(
     difference = table - (reference if table.ndim == 1 else reference[:, None])
     return np.maximum(0, difference) if clip else difference
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #fd8d79d2
 def distance_losses(
     outputs,  # outputs of a setting, one an example
     reference,  # outputs of the reference system on the same examples
     distance,  # function of two outputs, in [0, 1]
 ) -> np.ndarray:  # one loss an example
-    "Losses of textual consistency: how far each output is from the reference system's (CALM eq. 3)."
+    "Losses of textual consistency: how far each output is from the reference system's (CALM's textual consistency)."
     outputs, reference = list(outputs), list(reference)
     if len(outputs) != len(reference):
         refuse("reference", f"{len(reference)} outputs", f"one output for each of the {len(outputs)} examples")
@@ -618,7 +618,7 @@ def _loss_sampler(risk, sd, pilot):
     both = risk * (1 - risk) / sd**2 - 1
     return lambda rng, shape: rng.beta(risk * both, (1 - risk) * both, shape)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #266e9a04
 def power(
     n: int,  # number of examples
     alpha: float,  # the level that the risk must keep
@@ -665,7 +665,7 @@ class Plan(Result):
 
     __repr__ = __str__
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #5e113fdc
 def plan(
     alpha: float,  # the level that the risk must keep
     delta: float = 0.05,  # the probability of error
@@ -708,7 +708,7 @@ class _Risk:
     def back(self, value):
         return self.low + value * (self.high - self.low)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #9d73479c
 def _risks(alpha, loss_range):
     "The risks that the levels name, each with its range."
     several = isinstance(alpha, dict) or (np.ndim(alpha) == 1 and not isinstance(alpha, str))
@@ -748,7 +748,7 @@ def _check_settings(settings, k):
         seen.add(v)
     return values
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #68c193cf
 def check_setting_order(
     settings,  # settings in the order of testing; words that read as numbers count as numbers
 ):
@@ -761,7 +761,7 @@ def check_setting_order(
     if not ((steps > 0).all() or (steps < 0).all()):
         refuse("settings", settings, "sorted and different, most conservative first, since they are tested in this order (or give `order`)")
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #1a73b12d
 def _test_order(settings, order, matters):
     "Positions in the order of testing."
     if order is not None:
@@ -834,7 +834,7 @@ def _by_risk(risks, answer, what):
         pass
     refuse("losses", what, "given for each risk that alpha names: " + ", ".join(repr(risk.key) for risk in risks))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cf38146d
 class _Table(_Evidence):
     "Losses that are there: a table for each risk."
 
@@ -850,7 +850,7 @@ class _Table(_Evidence):
         whole = positions == list(range(self.ready[0].shape[1]))
         return self.ready if whole else [table[:, positions] for table in self.ready]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #4f9bd041
 class _Function(_Evidence):
     "Losses that are bought: a function is asked for one setting at a time."
 
@@ -875,7 +875,7 @@ class _Function(_Evidence):
 # %% ../nbs/03_ltt_calibration.ipynb #b9d45d17
 test_procedures = ("fixed_sequence", "split_fixed_sequence", "bonferroni", "holm", "graphical")
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #480630f4
 def _run_test(test, evidence, order, delta, starts, graph):
     "Masks and levels, by position in `order`."
     p = lambda i: evidence.p(order[i])
@@ -953,12 +953,12 @@ def _columns(self):
     table["valid"] = [setting in self.valid for setting in self.settings]
     return table
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #228b2c4b
 def _to_frame(self):
     "A pandas DataFrame with a row a setting."
     return need("pandas", "frame").DataFrame(_columns(self))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #db34d7ea
 def _as_text(self, most=16):
     table = _columns(self)
     k = len(self.settings)
@@ -1001,7 +1001,7 @@ def _plot(self, ax=None):
         ax.legend(fontsize=8, frameon=True, framealpha=0.8)
         return ax
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #ebb4b555
 def _axis_values(settings):
     "Settings as places on an axis: their values where they are numbers (or words that read as numbers), else their ranks."
     try:
@@ -1027,7 +1027,7 @@ def _choose(prefer, valid, order, costs, risks):
     value = costs if prefer == "cost" else risks.reshape(len(valid), -1).max(axis=1)
     return min(places, key=lambda j: value[j])
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #b86a3aa4
 def _what_stopped(test, settings, order, valid, levels, evidence, starts):
     if test in ("fixed_sequence", "split_fixed_sequence"):
         places = _start_positions(starts, len(order))
@@ -1083,14 +1083,14 @@ def _local_level(test, delta, k, starts, graph):
         return delta * max(graph[0].max(), 1 / k**2), graph
     return delta / len(_start_positions(starts, k)), None
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #44ec759b
 def _mean_costs(costs, k):
     costs = check_array("costs", costs, ndim=None)
     if costs.ndim not in (1, 2) or costs.shape[-1] != k:
         refuse("costs", f"an array of shape {costs.shape}", f"one cost for each of the {k} settings")
     return costs if costs.ndim == 1 else costs.mean(axis=0)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #74f0e701
 def _learn_order(evidence, order, costs, fraction):
     "Learn the order on the first part of the examples; leave the evidence with the second."
     evidence.rows = slice(0, 1)
@@ -1107,7 +1107,7 @@ def _learn_order(evidence, order, costs, fraction):
     evidence.known, evidence.rows, evidence.n = {}, slice(split, None), evidence.n - split
     return [order[i] for i in chosen]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cfeb4fdf
 def _report(evidence, test, delta, order, starts, valid, levels, costs, prefer, alpha):
     "Put the evidence into a result."
     settings, risks, k = evidence.settings, evidence.risks, len(evidence.settings)
@@ -1131,7 +1131,7 @@ def _report(evidence, test, delta, order, starts, valid, levels, costs, prefer, 
         needed=needed, costs=costs, notes=notes,
     )
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c017f582
 def _name_of(method):
     return next(name for name, one in p_value_methods.items() if one is method)
 
@@ -1147,7 +1147,7 @@ def _evidence_arrays(evidence, at):
         bounds[known, r] = risk.back(evidence.method.bound(table, level, evidence.level))
     return p_values, means, bounds
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #88a6fbb6
 def _notes(evidence, needed):
     notes = []
     if evidence.n < needed:
