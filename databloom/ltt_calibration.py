@@ -6,10 +6,10 @@
 __all__ = ['p_value_methods', 'test_procedures', 'preferences', 'hoeffding_p_value', 'hoeffding_upper_bound', 'bentkus_p_value',
            'bentkus_upper_bound', 'hoeffding_bentkus_p_value', 'hoeffding_bentkus_upper_bound', 'binomial_p_value',
            'binomial_upper_bound', 'empirical_bernstein_p_value', 'empirical_bernstein_upper_bound', 'wsr_p_value',
-           'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'bonferroni', 'holm', 'fixed_sequence',
-           'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order', 'difference_losses',
-           'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan', 'check_setting_order',
-           'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
+           'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'p_value', 'upper_bound', 'bonferroni',
+           'holm', 'fixed_sequence', 'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order',
+           'difference_losses', 'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan',
+           'check_setting_order', 'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
 
 # %% ../nbs/03_ltt_calibration.ipynb #e2100caa
 import math
@@ -369,6 +369,48 @@ def _method_name(name):
     word = {"hb": "hoeffding_bentkus", "eb": "empirical_bernstein"}.get(word, word)
     return check_choice("method", word, tuple(p_value_methods))
 
+# %% ../nbs/03_ltt_calibration.ipynb #4b823713
+def _unit_interval(value, low, high):
+    return value if (low, high) == (0, 1) else np.clip((value - low) / (high - low), 0, 1)
+
+
+def _check_range(loss_range):
+    try:
+        low, high = loss_range
+    except (TypeError, ValueError):
+        refuse("loss_range", loss_range, "a pair (low, high)")
+    low, high = check_number("loss_range", low), check_number("loss_range", high)
+    if low >= high:
+        refuse("loss_range", (low, high), "a pair (low, high) with low < high")
+    return low, high
+
+# %% ../nbs/03_ltt_calibration.ipynb #16e4353a
+def p_value(
+    losses,  # losses: one column, or a table with a column a setting
+    alpha: float,  # the level that the risk is doubted to exceed, inside the range
+    method: str = "wsr",  # one of `p_value_methods`
+    *,
+    loss_range=(0, 1),  # the smallest and the largest possible loss
+):  # a p-value for each column
+    "The p-value of a named method for 'the risk exceeds alpha', for losses of any stated range."
+    low, high = _check_range(loss_range)
+    alpha = check_number("alpha", alpha, low, high, True, True)
+    unit = _unit_interval(check_array("losses", losses, ndim=None, low=low, high=high), low, high)
+    return p_value_methods[_method_name(method)].p_value(unit, (alpha - low) / (high - low))
+
+# %% ../nbs/03_ltt_calibration.ipynb #390141d1
+def upper_bound(
+    losses,  # losses: one column, or a table with a column a setting
+    delta: float = 0.05,  # the bound fails with at most this probability
+    method: str = "wsr",  # one of `p_value_methods`
+    *,
+    loss_range=(0, 1),  # the smallest and the largest possible loss
+):  # an upper bound on the risk for each column, in the range
+    "The upper confidence bound of a named method on the risk, for losses of any stated range."
+    low, high = _check_range(loss_range)
+    unit = _unit_interval(check_array("losses", losses, ndim=None, low=low, high=high), low, high)
+    return low + (high - low) * p_value_methods[_method_name(method)].upper_bound(unit, delta)
+
 # %% ../nbs/03_ltt_calibration.ipynb #d9e96168
 def _p_array(p_values):
     array = check_array("p_values", p_values, ndim=None, low=0, high=1)
@@ -703,7 +745,7 @@ class _Risk:
     high: float = 1.0
 
     def unit(self, value):
-        return value if (self.low, self.high) == (0, 1) else np.clip((value - self.low) / (self.high - self.low), 0, 1)
+        return _unit_interval(value, self.low, self.high)
 
     def back(self, value):
         return self.low + value * (self.high - self.low)
@@ -720,12 +762,9 @@ def _risks(alpha, loss_range):
     for key, level in levels.items():
         name = "alpha" if key is None else f"alpha[{key!r}]"
         try:
-            low, high = loss_range if one_range else loss_range[key]
-        except (KeyError, IndexError, TypeError, ValueError):
+            low, high = _check_range(loss_range if one_range else loss_range[key])
+        except (KeyError, IndexError, TypeError):
             refuse("loss_range", loss_range, "a pair (low, high), or one for each risk")
-        low, high = check_number("loss_range", low), check_number("loss_range", high)
-        if low >= high:
-            refuse("loss_range", (low, high), "a pair (low, high) with low < high")
         risks.append(_Risk(key, check_number(name, level, low, high, True, True), low, high))
     return risks
 

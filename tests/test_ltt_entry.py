@@ -97,6 +97,9 @@ def test_a_stated_range_is_a_rescaling(method):
     np.testing.assert_allclose(wide.p_values, plain.p_values, rtol=1e-6, atol=1e-15)
     np.testing.assert_allclose(wide.risks, 20 * plain.risks - 10)
     np.testing.assert_allclose(wide.bounds, 20 * plain.bounds - 10, atol=1e-6)
+    column = 20 * table[:, 3] - 10
+    assert ltt.p_value(column, -8.0, method, loss_range=(-10, 10)) == pytest.approx(ltt.p_value(table[:, 3], 0.1, method), rel=1e-6)
+    assert ltt.upper_bound(column, 0.05, method, loss_range=(-10, 10)) == pytest.approx(20 * ltt.upper_bound(table[:, 3], 0.05, method) - 10)
     for bad in (10, -10, 11):
         with pytest.raises(ValueError, match="alpha"):
             learn_then_test(20 * table - 10, bad, loss_range=(-10, 10))
