@@ -20,7 +20,8 @@ import numpy as np
 from scipy.special import betaincc, betainccinv, ndtr, ndtri, rel_entr
 
 from databloom.core import (
-    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, generator, need, plain, refuse,
+    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, generator, need, patch_to, plain,
+    refuse,
 )
 
 # %% ../nbs/03_ltt_calibration.ipynb #d5c5fe5f
@@ -993,12 +994,15 @@ def _columns(self):
     return table
 
 # %% ../nbs/03_ltt_calibration.ipynb #228b2c4b
-def _to_frame(self):
+@patch_to(Calibration)
+def to_frame(self):
     "A pandas DataFrame with a row a setting."
     return need("pandas", "frame").DataFrame(_columns(self))
 
 # %% ../nbs/03_ltt_calibration.ipynb #db34d7ea
-def _as_text(self, most=16):
+@patch_to(Calibration)
+def __str__(self, most=16):
+    "The answer, the guarantee, and a row a setting."
     table = _columns(self)
     k = len(self.settings)
     shown = list(range(k)) if k <= most else list(range(most - 4)) + list(range(k - 4, k))
@@ -1012,10 +1016,14 @@ def _as_text(self, most=16):
     return "\n".join(head + [f"warning: {note}" for note in self.notes] + lines)
 
 
-Calibration.to_frame, Calibration.__str__, Calibration.__repr__ = _to_frame, _as_text, _as_text
+Calibration.__repr__ = Calibration.__str__
 
 # %% ../nbs/03_ltt_calibration.ipynb #93b36496
-def _plot(self, ax=None):
+@patch_to(Calibration)
+def plot(
+    self,
+    ax=None,  # matplotlib axes; new ones by default
+):  # the axes
     "Risk and upper bound against the settings; the valid region is shaded."
     with book_style() as plt:
         ax = ax or plt.subplots()[1]
@@ -1048,9 +1056,6 @@ def _axis_values(settings):
         return x if np.isfinite(x).all() else np.arange(len(settings))
     except (TypeError, ValueError):
         return np.arange(len(settings))
-
-
-Calibration.plot = _plot
 
 # %% ../nbs/03_ltt_calibration.ipynb #256bc17f
 preferences = ("last", "first", "cost", "risk")
