@@ -1146,8 +1146,8 @@ def _learn_order(evidence, order, costs, fraction):
     evidence.ask(order)
     known = [evidence.known[j] for j in order]
     risks = np.array([means for _, means in known])
-    objectives = None if costs is None else np.column_stack([risks, costs[order]])
-    chosen = learned_order([max(p) for p, _ in known], objectives)
+    objectives = risks if costs is None else np.column_stack([risks, costs[order]])
+    chosen = learned_order([max(p) for p, _ in known], objectives if objectives.shape[1] > 1 else None)
     evidence.known, evidence.rows, evidence.n = {}, slice(split, None), evidence.n - split
     return [order[i] for i in chosen]
 

@@ -177,6 +177,10 @@ def test_split_uses_disjoint_examples():
     assert result.n == 400 and sorted(asked) == list(range(12))
     pareto = learn_then_test(table, 0.1, test="split_fixed_sequence", costs=np.linspace(1, 0, 12))
     assert pareto.chosen == min(pareto.valid, key=lambda j: 1 - j / 11) and len(pareto.order) <= 12
+    worse = np.column_stack([table, table[:, 5:6], table[:, 5:6]])  # two more of the same risk, one of them worse in the other risk
+    other = np.column_stack([table[:, ::-1], 0.5 * table[:, 6], 1 - table[:, 6]])
+    both = learn_then_test([worse, other], [0.3, 0.3], test="split_fixed_sequence")
+    assert 12 in both.order and 13 not in both.order and both.valid
     with pytest.raises(ValueError, match="learn_fraction"):
         learn_then_test(np.zeros((1, 2)), 0.1, test="split_fixed_sequence")
 
