@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -206,5 +207,6 @@ if __name__ == "__mp_main__":  # one of the processes in which nbdev runs the no
     from showdoc import SignatureTable
 
     nbdev.showdoc.BasicMarkdownRenderer = SignatureTable
+    warnings.filterwarnings("error", message="Found cells containing imports")  # such a cell runs without those above it
 elif __name__ == "__main__":
     main()
