@@ -40,9 +40,11 @@ class SignatureTable(BasicMarkdownRenderer):
         parts = [f"{'#' * self.title_level} {self.nm}"]
         parts += [f'[source]({source}){{target="_blank" .showdoc-source}}'] if source else []
         parts += [self.docs.strip()] if self.docs else []
-        rows = [" | ".join(row) for row in self.rows()]
-        if rows:
-            parts.append("\n".join(["| | type | default | |", "|---|---|---|---|", *(f"| {row} |" for row in rows)]))
+        rows = [("", "type", "default", ""), *self.rows()]
+        kept = [i for i in range(4) if i in (0, 3) or any(row[i] for row in rows[1:])]
+        lines = ["| " + " | ".join(row[i] for i in kept) + " |" for row in rows]
+        if len(rows) > 1:
+            parts.append("\n".join([lines[0], "|" + "---|" * len(kept), *lines[1:]]))
         return "::: {.showdoc}\n\n" + "\n\n".join(parts) + "\n\n:::"
 
 
