@@ -52,7 +52,7 @@ class PLD(Result):
     tail_loss: float = math.inf  # the largest of them
     rounding: float = 0.0  # relative error of the masses, charged by every answer
     blur: float = 0.0  # absolute error of the losses, charged by every answer
-    spill: tuple = (-math.inf, 0.0)  # (a, t): delta may be overstated by exp(a - t * epsilon); lower bounds only
+    spill: tuple = (-math.inf, 0.0)  # (a, t): mass exp(a - t * loss) may be in the wrong place, at one loss; lower bounds only
 
     def __post_init__(self):
         check_number("step", self.step, low=0.0, open_low=True)
@@ -138,7 +138,7 @@ def _tail(pld, epsilon):
 def _spilled(pld, epsilon):
     log_amount, tilt = pld.spill
     with np.errstate(over="ignore"):
-        return np.exp(log_amount - tilt * epsilon) if log_amount > -math.inf else 0.0
+        return np.exp(log_amount - tilt * epsilon) / (1 + tilt) if log_amount > -math.inf else 0.0
 
 # %% ../nbs/00_pld.ipynb #aab1383a
 @patch_to(PLD)
@@ -383,9 +383,9 @@ def _charge_wrap(composed, parts, window, log_total):
         wrapped = np.logaddexp(wrapped, below)
     for pld, n in parts:  # spill of an earlier stage, at the same tilt, counts n times
         if pld.spill[0] > -math.inf:
-            share = pld.spill[0] - _log_moment(pld, window.tilt)[1] + math.log1p(window.tilt)
+            share = pld.spill[0] - _log_moment(pld, window.tilt)[1]
             wrapped = np.logaddexp(wrapped, math.log(n) + share + min(n * math.exp(min(share, 0.0)), 700.0))
-    return replace(composed, spill=(float(wrapped) + log_total - math.log1p(window.tilt), window.tilt))
+    return replace(composed, spill=(float(wrapped) + log_total, window.tilt))
 
 # %% ../nbs/00_pld.ipynb #92286763
 def _tilts(cumulants, tail):
@@ -465,7 +465,7 @@ def _less_wrapped(law):
     if log_amount == -math.inf:
         return law.masses
     with np.errstate(over="ignore"):
-        wrapped = np.exp(np.minimum(log_amount + math.log1p(max(tilt, 0.0)) - tilt * law.losses, 700.0))
+        wrapped = np.exp(np.minimum(log_amount - tilt * law.losses, 700.0))
     return np.maximum(law.masses - wrapped, 0.0)
 
 
@@ -559,8 +559,10 @@ def borrow_down(
             return np.zeros(1), 0
         part, moved, loose = mass[low:high + 1].copy(), drift[low:high + 1].copy(), slack[low:high + 1].copy()
         part[0], moved[0], part[-1], moved[-1] = down[low], bottom_drift[low], up[high], top_drift[high]
-        loose[0] += slack[:low].sum() + 4 * ulp * len(mass) * down[low]
-        loose[-1] += slack[high:].sum() + 4 * ulp * len(mass) * up[high]
+        if low > 0:  # merged cells bring the rounding of their sums
+            loose[0] += slack[:low].sum() + 8 * ulp * (low + 1) * (down[low] + abs(bottom_drift[low]))
+        if high < len(mass) - 1:
+            loose[-1] += slack[high:].sum() + 8 * ulp * (len(mass) - high) * (up[high] + abs(top_drift[high]))
         if np.isfinite(moved[0]):
             masses, side = _borrow(part, moved, loose, step)
         else:
@@ -582,20 +584,30 @@ def coarsen(
     check_number("step", step, low=self.step)
     losses, masses = self.losses, self.masses
     anchor = float(losses[int(np.argmax(masses))])
+    if not masses.any():
+        return replace(self, masses=np.zeros(1), step=step)
     if self.bound == "upper":
         offset = anchor - step * math.ceil((anchor - losses[0]) / step)
         moved = split_up(losses, masses, offset, step)
         return replace(self, masses=moved, step=step, offset=offset, rounding=self.rounding + 16 * ulp + 2 * ulp * len(masses),
                        blur=self.blur + 8 * ulp * (abs(offset) + step * len(moved)))
-    offset = anchor - step * math.ceil((anchor - losses[0]) / step)
-    place = np.rint((losses - offset) / step).astype(np.int64)
+    place = np.rint((losses - anchor) / step).astype(np.int64)
+    heavy = place == 0
+    # the grid goes through the barycentre of the heaviest cell: ln P/Q of that cell
+    center = anchor - math.log(float((masses[heavy] * np.exp(anchor - losses[heavy])).sum() / masses[heavy].sum()))
+    bottom = int(place.min())
+    offset, place, size = center + step * bottom, place - bottom, int(place.max()) - bottom + 1
     apart = losses - (offset + step * place)
-    size = int(place.max()) + 1
     mass = np.bincount(place, masses, size)
     drift = np.bincount(place, masses * -np.expm1(-apart), size)
-    slack = np.bincount(place, masses, size) * (16 * ulp * (np.abs(losses).max() + abs(offset) + step))
+    drift[-bottom] = 0.0
+    slack = mass * (16 * ulp * (np.abs(losses).max() + abs(offset) + step))
     moved, first = borrow_down(mass, drift, slack, step)
-    return replace(self, masses=moved, step=step, offset=offset + first * step,
+    if not moved.any():  # too narrow for the new grid: one atom, exactly at its barycentre, holds it all
+        moved, first = np.array([masses.sum()]), 0
+        offset = anchor - math.log(float((masses * np.exp(anchor - losses)).sum() / masses.sum()))
+    spill = (self.spill[0] + abs(self.spill[1]) * step, self.spill[1])  # moved by less than a step
+    return replace(self, masses=moved, step=step, offset=offset + first * step, spill=spill,
                    rounding=self.rounding + 16 * ulp + 2 * ulp * len(masses), blur=self.blur + 8 * ulp * (abs(offset) + step * size))
 
 # %% ../nbs/00_pld.ipynb #c661c497
