@@ -42,6 +42,11 @@ def _blur(pair, grid):
     return 4 * ulp * (float(np.abs(grid).max()) + abs(pair.shift))
 
 
+def _fits(pair, start, step, count):
+    "Whether the support is bounded and the grid ends exactly on it."
+    return pair.low == start and abs(start + step * count - pair.high) <= 1e-12 * (abs(start) + step * count)
+
+
 def _upper_law(pair, start, step, count):
     "The joined law on `start + step * j`, j = 0 .. count; what lies above goes to infinity, what lies below to the lowest point."
     grid = start + step * np.arange(count)
@@ -49,7 +54,7 @@ def _upper_law(pair, start, step, count):
     above, dual_above = _outside(pair, start + step * count, math.inf)
     scale = math.exp(-pair.shift)
     infinity, dual = (0.0, 0.0)
-    if pair.high < math.inf and start + step * count >= pair.high * (1 - 4 * ulp) - 4 * ulp * abs(start):
+    if _fits(pair, start, step, count):
         masses[-1] += above  # the largest loss there is lies on the last point
     else:
         infinity, dual = above, dual_above * scale
@@ -84,6 +89,11 @@ def _settle(pair, grid, edges, step):
 
 def _lower_cells(pair, start, step, count):
     "Grid points, cell boundaries (one more), and whether the first point is exactly its cell's barycentre."
+    if _fits(pair, start, step, count):
+        grid = start + step * np.arange(count + 1)
+        edges = np.concatenate([[pair.low, pair.low + 1e-9 * step], grid[1:-1] + step / 2, [math.inf]])
+        edges[-2] = pair.high - 1e-9 * step
+        return grid, edges, True
     first = _first_cell(pair, step) if pair.low > -math.inf else None
     if first is None:
         grid = (pair.low + step if pair.low > -math.inf else start) + step * np.arange(count + 1)
@@ -104,9 +114,11 @@ def _merged(pair, edges, grid, exact_first):
     cells = pair.cells(edges)
     relative, growth = cells.relative + 8 * ulp, np.expm1(grid)
     drift = cells.excess - growth * cells.base
-    if exact_first:
-        drift[0] = 0.0
-    return (cells.base + cells.excess) * (1 - relative), drift, relative * (cells.doubt + np.abs(growth) * cells.base)
+    mass, slack = cells.base + cells.excess, relative * (cells.doubt + np.abs(growth) * cells.base)
+    for end in ([0] if exact_first else []) + ([-1] if edges[-1] == math.inf and exact_first else []):
+        slack[end] += 2e-9 * (grid[1] - grid[0]) * mass[end] if edges[-1] == math.inf else 0.0  # the cell is thin, not a point
+        drift[end] = 0.0
+    return mass * (1 - relative), drift, slack
 
 
 def _lower_law(pair, start, step, count):
@@ -134,7 +146,7 @@ def _range(pair, tail):
     above, below = np.cumsum(mass[::-1])[::-1], np.cumsum(base * math.exp(-pair.shift))
     high = u[np.argmax(above <= tail)] if (above <= tail).any() else u[-1]
     low = u[np.flatnonzero(below <= tail)[-1]] if (below <= tail).any() else u[0]
-    return (pair.low if pair.low > -math.inf else float(low)), min(float(high), pair.high)
+    return (pair.low if pair.low > -math.inf else float(low)), pair.high if pair.high < math.inf else float(high)
 
 
 def _grid(pair, step, tail, max_cells=2**24):
@@ -147,7 +159,7 @@ def _grid(pair, step, tail, max_cells=2**24):
     if (high - low) / step > max_cells:
         refuse("step", step, f"at least {(high - low) / max_cells:.3g} for this pair: more than {max_cells:,} cells would be needed")
     if pair.low > -math.inf and pair.high < math.inf:
-        count = max(1, math.ceil((high - low) / step - 1e-9))
+        count = max(2, math.ceil((high - low) / step - 1e-9))
         return low, (high - low) / count if high > low else step, count
     start = low if pair.low > -math.inf else step * math.floor(low / step)
     return start, step, max(2, math.ceil((high - start) / step))
@@ -249,7 +261,8 @@ class _Part:
         above, below = np.cumsum(mass[::-1])[::-1], np.cumsum(mass)
         high = self.u[np.argmax(above <= level)] if (above <= level).any() else self.u[-1]
         low = self.u[np.flatnonzero(below <= level)[-1]] if (below <= level).any() else self.u[0]
-        return (self.pair.low if self.pair.low > -math.inf else float(low)), min(float(high), self.pair.high)
+        low = self.pair.low if self.pair.low > -math.inf else float(low)
+        return low, self.pair.high if self.pair.high < math.inf and self.pair.low > -math.inf else float(high)
 
 # %% ../nbs/01_connect_the_dots.ipynb #890b4f23
 class _Direction:
@@ -261,6 +274,7 @@ class _Direction:
         self.cumulants = Cumulants([(part.loss, part.log_mass, part.n) for part in self.parts])
         self.total = sum(n for _, n in parts)
         self.lower, self.upper, self.info = 0.0, math.inf, {}
+        self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
         self.epsilon, self.slope = self._saddle()
 
     def _saddle(self):
@@ -285,6 +299,10 @@ class _Direction:
 
     def learn(self, upper, lower, lost, info):
         "Read two composed laws, keep the better bounds, and improve the estimates."
+        amount, tilt = upper.raised
+        price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
+        charge = amount - tilt * self.epsilon - math.log(upper.step * max(tilt, 1e-12) * (tilt + 1) * self.delta)
+        self.noise = float(np.clip(math.exp(np.clip(charge - price, -60, 20)), 1e-16, 1e-3))
         high, low = upper.epsilon(self.delta), lower.epsilon(min(1.0, self.delta + lost))
         if low > self.lower or high < self.upper:
             self.info = info
@@ -313,7 +331,7 @@ def _view(direction, tolerance):
     "The window through which to look at this composition for an interval of width `tolerance`."
     d = direction
     relative = min(1e-3, 0.02 * max(tolerance * d.slope, 1e-9))
-    budget = min(12.0, max(1.0, math.log(relative / (d.total * 3e-14))))
+    budget = min(14.0, max(0.5, math.log(relative / d.noise)))
     tilts = np.concatenate([[1e-3], np.exp(np.linspace(-6.0, 0.0, 40))]) * d.slope
     price = d.cumulants.moments(tilts)[0] - tilts * d.epsilon - math.log(d.delta)
     tilt = float(tilts[np.argmax(price <= budget)] if (price <= budget).any() else tilts[np.argmin(price)])
@@ -358,11 +376,11 @@ def _direct(direction, tolerance, plan):
     step = max(width / (size - 4), longest / _max_cells)
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
         low, high = ranges[0]
-        step = (high - low) / math.ceil((high - low) / step) if high > low else step
+        step = (high - low) / max(2, math.ceil((high - low) / step)) if high > low else step
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)
-        count = max(2, math.ceil((high - start) / step * (1 - 1e-12)))
+        count = max(2, math.ceil((high - start) / step - 1e-6))
         for bound, build in (("upper", _upper_law), ("lower", _lower_law)):
             law = build(part.pair, start, step, count)
             laws[bound].append((law.swap() if direction.swapped else law, part.n))

@@ -52,6 +52,7 @@ class PLD(Result):
     tail_loss: float = math.inf  # the largest of them
     rounding: float = 0.0  # relative error of the masses, charged by every answer
     blur: float = 0.0  # absolute error of the losses, charged by every answer
+    raised: tuple = (-math.inf, 0.0)  # (a, t): round-off is bounded by exp(a - t * loss) in each mass, and already counted in it
     spill: tuple = (-math.inf, 0.0)  # (a, t): mass exp(a - t * loss) may be in the wrong place, at one loss; lower bounds only
 
     def __post_init__(self):
@@ -342,6 +343,7 @@ def compose_window(
     rounding += ulp * 8 * (abs(log_total) + abs(tilt) * (np.abs(losses).max() + abs(offset)))
     blur = sum(n * pld.blur for pld, n in parts) + 4 * ulp * (sum(n * abs(pld.offset) for pld, n in parts) + abs(step * start))
     composed = PLD(masses, step, float(losses[0]), parts[0][0].bound, rounding=rounding, blur=blur,
+                   raised=(math.log(error) + log_total, tilt),
                    infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)),
                    dual_infinity=min(1.0, sum(n * pld.dual_infinity for pld, n in parts)))
     return _charge_top(composed, parts, window) if upper else _charge_wrap(composed, parts, window, log_total)
@@ -704,5 +706,6 @@ def pld_from_json(
     unknown = set(content) - set(PLD.__dataclass_fields__)
     if unknown:
         refuse("source", sorted(unknown), "JSON with the fields of a PLD only")
-    content["spill"] = tuple(numbers.get(x, x) for x in content.get("spill", ("-inf", 0.0)))
+    for key in ("raised", "spill"):
+        content[key] = tuple(numbers.get(x, x) for x in content.get(key, ("-inf", 0.0)))
     return PLD(**{key: numbers.get(value, value) if isinstance(value, str) and key != "bound" else value for key, value in content.items()})
