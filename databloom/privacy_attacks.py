@@ -28,12 +28,12 @@ def clopper_pearson(
     trials = check_number("trials", trials, low=0)
     successes = check_number("successes", successes, low=0, high=trials)
     tail = (1 - confidence) / 2
-    low = special.btdtri(successes, trials - successes + 1, tail) if successes > 0 else 0.0
-    high = special.btdtri(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
+    low = special.betaincinv(successes, trials - successes + 1, tail) if successes > 0 else 0.0
+    high = special.betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
     return float(low), float(high)
 
 # %% ../nbs/privacy_attacks.ipynb #630d1dd7
-def _codes(ids, count):
+def _codes(ids, count=None):
     "Whole numbers 0, 1, ... for the patients of `count` scores; every score its own patient when `ids` is None."
     return np.arange(count) if ids is None else np.unique(np.asarray(ids), return_inverse=True)[1].reshape(-1)
 
@@ -48,7 +48,7 @@ def _rate_interval(flags, codes, confidence):
     variance = float(np.sum(spread**2)) / n**2 * patients / max(patients - 1, 1)
     binomial = rate * (1 - rate) / n
     effective = patients if variance <= 0 or patients == n else min(patients, n * binomial / variance)
-    return clopper_pearson(rate * effective, effective, confidence)
+    return clopper_pearson(min(rate * effective, effective), effective, confidence)
 
 # %% ../nbs/privacy_attacks.ipynb #5ec2b384
 def _placements(members, nonmembers):
@@ -103,8 +103,7 @@ def _advantage(members, nonmembers, member_codes, nonmember_codes, confidence, r
     for (in_m, in_n), (out_m, out_n) in (sides, sides[::-1]):
         threshold = _best_threshold(members[out_m], nonmembers[out_n])
         yes[in_m], no[in_n] = members[in_m] >= threshold, nonmembers[in_n] >= threshold
-    local = lambda codes: np.unique(codes, return_inverse=True)[1].reshape(-1)
-    value, low, high = _difference(yes, no, local(member_codes), local(nonmember_codes), confidence)
+    value, low, high = _difference(yes, no, _codes(member_codes), _codes(nonmember_codes), confidence)
     return value, max(low, -1.0), min(high, 1.0)
 
 # %% ../nbs/privacy_attacks.ipynb #954b2b88
@@ -117,7 +116,7 @@ def _tail(members, nonmembers, member_codes, nonmember_codes, fpr, confidence):
     value = float(np.mean(members > top[min(int(math.floor(fpr * len(top) + 1e-9)), len(top) - 1)]))
     few = int(stats.binom.ppf(level, n, fpr)) - 1  # P(at most `few` above the true threshold) <= level
     many = int(stats.binom.isf(level, n, fpr)) + 1
-    rates = lambda threshold: _rate_interval((members > threshold).astype(float), _codes(member_codes, 0), 1 - 2 * level)
+    rates = lambda threshold: _rate_interval((members > threshold).astype(float), _codes(member_codes), 1 - 2 * level)
     low = rates(top[int(few * step)])[0] if few >= 0 else 0.0
     high = rates(top[int(many * step)])[1] if int(many * step) < len(top) else 1.0
     return value, min(low, value), max(high, value)
