@@ -74,13 +74,6 @@ class Schema(Result):
         "The table that holds the outcome, or None."
         return None if self.outcome is None else self.table_of(self.outcome)
 
-    def with_kinds(self, **kinds_by_name) -> "Schema":
-        "The same schema with some kinds corrected: `schema.with_kinds(ICUType='categorical')`."
-        for name in kinds_by_name:
-            self.table_of(name)
-        fix = lambda column: Column(column.name, kinds_by_name.get(column.name, column.kind))
-        return replace(self, static=tuple(map(fix, self.static)), temporal=tuple(map(fix, self.temporal)))
-
     def to_dict(self) -> dict:
         "The schema as plain data; columns as name: kind, in their order."
         tables = {t: {column.name: column.kind for column in getattr(self, t)} for t in ("static", "temporal")}
@@ -102,6 +95,26 @@ class Schema(Result):
 
     def __str__(self):
         return _schema_text(self)
+
+# %% ../nbs/cohorts.ipynb #7dcf2838
+def patch_to(cls):
+    "Make the function below a method of a class, so that the class can grow with the chapter."
+    def attach(function):
+        setattr(cls, function.__name__, function)
+        return globals().get(function.__name__)
+    return attach
+
+# %% ../nbs/cohorts.ipynb #937d0757
+@patch_to(Schema)
+def with_kinds(
+    self: Schema,
+    **kinds_by_name,  # column=kind pairs
+) -> Schema:
+    "The same schema with some kinds corrected: `schema.with_kinds(ICUType='categorical')`."
+    for name in kinds_by_name:
+        self.table_of(name)
+    fix = lambda column: Column(column.name, kinds_by_name.get(column.name, column.kind))
+    return replace(self, static=tuple(map(fix, self.static)), temporal=tuple(map(fix, self.temporal)))
 
 # %% ../nbs/cohorts.ipynb #75da7310
 def _columns(table, columns):
@@ -185,7 +198,7 @@ class Problem(Result):
 
     def __str__(self):
         seen = f" (first: {self.example})" if self.example else ""
-        return f"{self.table}.{self.column}: {self.rows:,} row{'' if self.rows == 1 else 's'} break the rule: {self.rule}{seen}"
+        return f"{self.table}.{self.column}: {self.rows:,} row{' breaks' if self.rows == 1 else 's break'} the rule: {self.rule}{seen}"
 
 
 class CohortError(ValueError):
@@ -470,14 +483,6 @@ def _labels(cohort, name):
     series = _series(cohort, name).astype(object)
     tidy = lambda v: str(int(v)) if isinstance(v, (bool, np.bool_, float, np.floating)) and v == int(v) else str(v)
     return np.array([None if missing else tidy(v) for v, missing in zip(series, series.isna())], dtype=object)
-
-# %% ../nbs/cohorts.ipynb #7dcf2838
-def patch_to(cls):
-    "Make the function below a method of a class, so that the class can grow with the chapter."
-    def attach(function):
-        setattr(cls, function.__name__, function)
-        return globals().get(function.__name__)
-    return attach
 
 # %% ../nbs/cohorts.ipynb #339f79c7
 @patch_to(Cohort)
