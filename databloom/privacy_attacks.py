@@ -505,7 +505,7 @@ def _logistic(x, y, ridge=1.0, steps=25):
 
 
 def shadow_scores(
-    generate,  # generate(table, n, random_state) -> n synthetic rows made from the rows of `table`
+    generate,  # generate(rows, n, random_state) -> n synthetic rows made from these rows (indices) of `reference`
     reference,  # patients x features that the attacker knows, disjoint from the targets
     targets,  # patients x features to score
     synthetic,  # the released synthetic table
@@ -525,7 +525,7 @@ def shadow_scores(
     rows, labels = [], []
     for _ in range(check_count("runs", runs)):
         inside = rng.permutation(len(reference)) < len(reference) // 2
-        made = np.asarray(generate(reference[inside], len(synthetic), int(rng.integers(2**31))), float)
+        made = np.asarray(generate(np.flatnonzero(inside), len(synthetic), int(rng.integers(2**31))), float)
         rows.append(about(reference, made, 1)); labels.append(inside)
     rows, labels = np.vstack(rows), np.concatenate(labels).astype(float)
     centre, spread = rows.mean(axis=0), rows.std(axis=0) + 1e-9
