@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import (Result, check_choice, check_count, check_number, generator, need, refuse,
-                            whole_file)
+from .core import Result, check_choice, check_number, generator, need, patch_to, refuse, whole_file
 
 # %% ../nbs/cohorts.ipynb #dbdfe347
 pd = need("pandas", "ehr")
@@ -95,14 +94,6 @@ class Schema(Result):
 
     def __str__(self):
         return _schema_text(self)
-
-# %% ../nbs/cohorts.ipynb #7dcf2838
-def patch_to(cls):
-    "Make the function below a method of a class, so that the class can grow with the chapter."
-    def attach(function):
-        setattr(cls, function.__name__, function)
-        return globals().get(function.__name__)
-    return attach
 
 # %% ../nbs/cohorts.ipynb #937d0757
 @patch_to(Schema)
@@ -399,7 +390,8 @@ def _check_pair(schema, static, temporal):
     problems += _complain("temporal", name, patient < 0, "a temporal row's id is in the static table", temporal[name])
     if schema.time is None or problems:
         return static, temporal, problems
-    time = temporal[schema.time].to_numpy()
+    time = temporal[schema.time]
+    time = time.to_numpy() if isinstance(time.dtype, np.dtype) else pd.factorize(time, sort=True)[0]
     order = np.lexsort((time, patient))
     same = (np.diff(patient[order]) == 0) & (time[order][1:] == time[order][:-1])
     again = np.zeros(len(order), dtype=bool)
@@ -411,20 +403,31 @@ def _check_pair(schema, static, temporal):
     return static, temporal, problems
 
 # %% ../nbs/cohorts.ipynb #c55e4261
+def _fill_in(schema, static, temporal):
+    "Both tables, where one may be None."
+    if static is None and isinstance(temporal, pd.DataFrame) and schema.id in temporal:
+        static = temporal[[schema.id]].drop_duplicates()
+    if temporal is None and isinstance(static, pd.DataFrame) and schema.id in static:
+        columns = [*([schema.time] if schema.time else []), *schema.names("temporal")]
+        temporal = static[[schema.id]].iloc[:0].assign(**{name: pd.Series(dtype="float64") for name in columns})
+        dates = [column.name for column in schema.temporal if column.kind == "datetime"]
+        temporal = temporal.astype({name: "datetime64[ns]" for name in dates})
+    return static, temporal
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
     "Patients: a schema, a static table (a row per patient) and a temporal table (a row per patient and time)."
 
     schema: Schema  # what the columns mean
-    static: "pd.DataFrame"  # one row per patient, sorted by id
-    temporal: "pd.DataFrame" = None  # one row per patient and time, sorted by both; may be left out without a time
+    static: "pd.DataFrame"  # one row per patient, sorted by id; None: nothing but the ids of `temporal`
+    temporal: "pd.DataFrame" = None  # one row per patient and time, sorted by both; None: no row
 
     def __post_init__(self):
         schema, static, temporal = self.schema, self.static, self.temporal
         if not isinstance(schema, Schema):
             refuse("schema", schema, "a Schema (see infer_schema and Schema.load)")
-        if temporal is None:
-            temporal = pd.DataFrame({n: [] for n in [schema.id, *([schema.time] if schema.time else []), *schema.names("temporal")]})
+        static, temporal = _fill_in(schema, static, temporal)
         static, problems = _check_table(schema, "static", static)
         temporal, more = _check_table(schema, "temporal", temporal)
         if not (problems or more):
@@ -631,6 +634,8 @@ def load_cohort(
     tables = []
     for table in ("static", "temporal"):
         path = folder / f"{table}.{format}"
+        if not path.is_file():
+            refuse("folder", str(folder), f"a folder with {path.name} (see databloom.cohort_readers.read_folder for other files)")
         frame = pd.read_parquet(path) if format == "parquet" else pd.read_csv(path, dtype="str", keep_default_na=False, na_values=[""])
         tables.append(restore_dtypes(frame, dtypes.get(table, {})))
     return Cohort(Schema.from_dict(manifest), *tables)
@@ -694,6 +699,8 @@ def _static_columns(frame, patient):
         return []
     constant = []
     for name in frame:
+        if frame[name].dtype == object:
+            infer_kind(frame[name], "long")                     # mixed values are refused by name
         codes = pd.factorize(frame[name])[0][order]
         if (codes >= 0).any() and not (np.diff(codes)[same] != 0).any():
             constant.append(name)
@@ -718,16 +725,15 @@ def _one_value(frame, id, names):
 duplicate_rules = ("refuse", "first", "last", "mean")
 
 
-def _merge_duplicates(frame, keys, how):
+def _merge_duplicates(frame, keys, how, kind_of):
     "One row per patient and time. Missing values do not count: the first or last is that of the observed ones."
     if how == "refuse" or not frame.duplicated(keys).any():
         return frame
     groups = frame.groupby(keys, sort=False, observed=True)
     if how != "mean":
         return getattr(groups, how)().reset_index()[list(frame)]
-    values = [n for n in frame if n not in keys]
-    average = lambda n: pd.api.types.is_numeric_dtype(frame[n].dtype) and not pd.api.types.is_bool_dtype(frame[n].dtype)
-    return groups.agg({n: "mean" if average(n) else "last" for n in values}).reset_index()[list(frame)]
+    ways = {name: "mean" if kind_of(name) == "numeric" else "last" for name in frame if name not in keys}
+    return groups.agg(ways).reset_index()[list(frame)]
 
 
 def from_long(
@@ -756,7 +762,8 @@ def from_long(
     people, problems = _one_value(frame, id, static)
     if problems:
         raise CohortError(problems)
-    rows = _merge_duplicates(frame.drop(columns=static), [id, time], duplicates)
+    kind_of = schema.kind_of if schema else lambda name: infer_kind(frame[name], "long")
+    rows = _merge_duplicates(frame.drop(columns=static), [id, time], duplicates, kind_of)
     schema = schema or infer_schema(people, rows, id, time, outcome, time_unit)
     return Cohort(schema, people, rows)
 
@@ -783,6 +790,7 @@ def pivot_events(
     aggregate: str = "refuse",  # events of one cell: "refuse", "first", "last" or "mean"
 ):  # a table with a row per patient and time and a column per variable, in order of the names
     "Turn events into rows: one column per variable, missing where there is no event."
+    check_choice("aggregate", aggregate, duplicate_rules)
     names = [id, time, variable, value]
     for name in names:
         if name not in events:
@@ -791,8 +799,13 @@ def pivot_events(
     if wrong:
         raise CohortError(wrong)
     events = events.loc[events[value].notna(), names].reset_index(drop=True)
+    ids, wrong = _ids("events", id, events[id])
+    if wrong:
+        raise CohortError(wrong)
+    if step is not None and not pd.api.types.is_numeric_dtype(events[time].dtype):
+        refuse("step", step, f"None, since {time} holds dates and not numbers")
     when = events[time] if step is None else (events[time] // check_number("step", step, 0, open_low=True)).astype("int64")
-    people, who = np.unique(_ids("events", id, events[id])[0].to_numpy(), return_inverse=True)
+    people, who = np.unique(ids.to_numpy(), return_inverse=True)
     whens, moment = np.unique(when.to_numpy(), return_inverse=True)
     row_key, row = np.unique(who.astype("int64") * len(whens) + moment, return_inverse=True)
     column, columns = pd.factorize(events[variable], sort=True)
@@ -836,12 +849,11 @@ def from_events(
     time_unit: str | None = None,  # the unit of the time
 ) -> Cohort:
     "A cohort from a list of events."
-    check_choice("aggregate", aggregate, duplicate_rules)
     if schema is not None:
         id, time = schema.id, schema.time
     rows = pivot_events(events, id, time, variable, value, step, aggregate)
     if static is None:
-        static = pd.DataFrame({id: np.unique(_ids("events", id, events[id])[0].to_numpy())})
+        static = rows[[id]].drop_duplicates(ignore_index=True)
     if schema is not None:
         rows = rows.reindex(columns=[id, time, *schema.names("temporal")])
     return Cohort(schema or infer_schema(static, rows, id, time, outcome, time_unit), static, rows)
