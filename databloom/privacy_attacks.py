@@ -182,9 +182,11 @@ def one_run_p_value(
     correct = check_count("correct", correct, low=0, high=guesses)
     q = special.expit(check_number("epsilon", epsilon, low=0))
     reach = stats.binom.sf(correct - 1, guesses, q)
+    if check_probability("delta", delta) == 0:
+        return float(reach)
     steps = np.arange(1, correct + 1)
     slack = np.max((stats.binom.sf(correct - steps - 1, guesses, q) - reach) / steps, initial=0.0)
-    return float(min(1.0, reach + 2 * canaries * check_probability("delta", delta) * slack))
+    return float(min(1.0, reach + 2 * canaries * delta * slack))
 
 
 def one_run_epsilon(
@@ -393,9 +395,10 @@ def nearest(
     base,  # points x features to search
     k: int = 1,  # how many neighbours
 ) -> tuple:  # distances and indices, both queries x k, nearest first
-    "The k nearest points of `base` for each query, by matrix products in blocks; distances exact to rounding."
-    queries, base = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(base, np.float32)
-    k = min(k, len(base))
+    "The k nearest points of `base` for each query: candidates by matrix products in blocks, then exact distances among them."
+    centre = np.mean(base, axis=0) if len(base) else 0.0
+    queries, base = (np.ascontiguousarray(points - centre, np.float32) for points in (queries, base))
+    wanted, k = k, min(k + 3, len(base))  # a few spare candidates, since the products are rounded
     squares = np.einsum("ij,ij->i", base, base)
     index = np.empty((len(queries), k), np.int64)
     for start in range(0, len(queries), 512):
@@ -403,7 +406,7 @@ def nearest(
         gap = squares - 2 * block @ base.T
         index[start : start + 512] = np.argpartition(gap, k - 1, axis=1)[:, :k] if k < len(base) else np.arange(len(base))
     distance = np.sqrt(np.stack([np.sum((queries - base[index[:, j]]) ** 2, axis=1) for j in range(k)], axis=1, dtype=float)) if k else np.empty((len(queries), 0))
-    order = np.argsort(distance, axis=1, kind="stable")
+    order = np.argsort(distance, axis=1, kind="stable")[:, :wanted]
     return np.take_along_axis(distance, order, 1), np.take_along_axis(index, order, 1)
 
 # %% ../nbs/privacy_attacks.ipynb #6894df86
