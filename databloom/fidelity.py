@@ -22,13 +22,21 @@ pd = need("pandas", "ehr")
 
 # %% ../nbs/fidelity.ipynb #f4b4797e
 def _tidy(values):
-    "Values on a decimal grid of a millionth of their size: 0.2 - 0.1 is 0.3 - 0.2, and 37.8 is the same in float32 and float64."
+    "Values on a decimal grid of a million-millionth of their size, so that 0.2 - 0.1 is 0.3 - 0.2."
     seen = values[np.isfinite(values)]
     if not len(seen) or not np.abs(seen).max() > 0:
         return values
     span, size = float(np.ptp(seen)), float(np.abs(seen).max())
     size = size if size < 1000 * span or span < 1e-14 * size else span  # large numbers that vary little keep their differences
-    return np.round(values / 10.0 ** (math.floor(math.log10(size)) - 6))
+    return np.round(values / 10.0 ** (math.floor(math.log10(size)) - 12))
+
+
+def _as_float(first, second):
+    "Both as float64; when either is stored in single precision the other is rounded to it, so that 37.8 equals 37.8."
+    first, second = np.asarray(first), np.asarray(second)
+    if np.float32 in (first.dtype, second.dtype):
+        first, second = first.astype(np.float32), second.astype(np.float32)
+    return first.astype(float), second.astype(float)
 
 
 def ks(
@@ -36,7 +44,7 @@ def ks(
     second,  # values to compare with
 ) -> float:  # between 0 and 1; NaN when either side has no observed value
     "Two-sample Kolmogorov-Smirnov statistic of the observed values."
-    first, second = np.asarray(first, float), np.asarray(second, float)
+    first, second = _as_float(first, second)
     both = _tidy(np.concatenate([first, second]))
     a, b = np.sort(both[: len(first)]), np.sort(both[len(first):])
     a, b = a[~np.isnan(a)], b[~np.isnan(b)]
@@ -178,6 +186,12 @@ def _columns_of(schema, table, numeric):
     return [c.name for c in getattr(schema, table) if (c.kind in _numeric) == numeric]
 
 
+def _stored(cohort, name):
+    "A column as numbers, in single precision where it is stored so."
+    single = getattr(cohort, cohort.schema.table_of(name))[name].dtype in (np.dtype("float32"), pd.Float32Dtype())
+    return cohort.numbers(name).astype(np.float32 if single else float)
+
+
 class _Pool:
     "Two cohorts of one schema, stacked: the first cohort's patients, then the second's."
 
@@ -192,7 +206,7 @@ class _Pool:
         "A column of both cohorts as floats; labels as codes."
         kind = self.schema.kind_of(name)
         if kind != "categorical":
-            return np.concatenate([c.numbers(name) for c in self.cohorts])
+            return np.concatenate(_as_float(*[_stored(c, name) for c in self.cohorts]))
         labels = np.concatenate([c.labels(name) for c in self.cohorts])
         codes = pd.factorize(labels, sort=True)[0].astype(float)
         return np.where(codes < 0, math.nan, codes)
