@@ -78,8 +78,8 @@ def _answer_structure(found, tolerance):
     question = "Do columns, and a patient's rows, hold together as in real patients?"
     answer = lambda verdict, reason: Answer("structure", question, verdict, reason)
     lines = [s for s in found.summary if s["group"] in structural]
-    seen = [s for s in lines if s["no_structure"] > s["high"]]  # a set without this structure would be noticed
-    if not seen:
+    seen = [s for s in lines if s["no_structure"] - s["typical"] > 2 * (s["high"] - s["typical"])]  # losing half of it would be noticed
+    if not seen or min(found.patients, found.synthetic_patients) < 20:
         return answer("not enough power", "the real patients show no structure that a shuffle of this size would visibly lose")
     lost = [s for s in seen if s["p_value"] <= found.level]
     words = _shown(f"{s['group']} {s['kept']:.0%}" for s in sorted(seen, key=lambda s: s["kept"]))
@@ -99,6 +99,9 @@ def _answer_utility(used, tolerance):
         return answer("not asked", "there is no outcome to predict" if used is None else used.note)
     best = used.best_gap
     words = f"best AUC {best['synthetic']:.3f} instead of {best['real']:.3f}, loss {best['gap']:+.3f} [{best['low']:+.3f}, {best['high']:+.3f}]"
+    rate = used.rates["real"]
+    if used.note and max(rate, 1 - rate) ** used.trained_on["synthetic"] > 0.01:
+        return answer("not enough power", f"{used.note}, which so few patients may show by chance")
     if best["low"] > tolerance["utility"] or used.note:
         return answer("fail", f"{words}, beyond the tolerance of {tolerance['utility']}. {used.note}".strip())
     if best["gap"] <= tolerance["utility"]:
@@ -157,12 +160,22 @@ def records(
     return words, seen + np.bincount(cohort.patient, weights=observed, minlength=len(cohort)).astype(int)
 
 
-def record_copies(real: Cohort, synthetic: Cohort, holdout: Cohort, least: int = 3) -> Contrast:
+def record_copies(
+    real: Cohort, synthetic: Cohort, holdout: Cohort,
+    least: int = 3,  # observed values that a record must have to count
+) -> Contrast:
     "Share of synthetic records that equal a training record, against the share of holdout records that do."
     (train, _), (made, seen), (control, control_seen) = (records(c) for c in (real, synthetic, holdout))
     known = np.unique(train)
     hits = lambda words, observed: np.isin(words[observed >= least], known).astype(float)
     return contrast("whole records copied", hits(made, seen), hits(control, control_seen))
+
+
+def _telling_copies(real, synthetic, holdout, least=10):
+    "Copies of training records with many values, where no two real records agree: one is enough. Else 0."
+    (train, train_seen), (made, seen), (control, control_seen) = (records(c) for c in (real, synthetic, holdout))
+    people = np.concatenate([train[train_seen >= least], control[control_seen >= least]])
+    return int(np.isin(made[seen >= least], train).sum()) if len(np.unique(people)) == len(people) else 0
 
 # %% ../nbs/ehr_report.ipynb #fb035b76
 _ladder = (0.05, 0.2, 1.0)
@@ -338,7 +351,7 @@ def _privacy(real, synthetic, holdout, attributes, generate, planted, level, tol
     adjusted = dict(zip(p, holm(list(p.values()))))
     power = {n: _smallest_found(attack, data, None, level / tests, seed) for n, (_, _, attack, data) in table.items()}
     attacks = Attacks(results, float(np.nanmin([v for k, v in adjusted.items() if k.startswith("membership")])), planted, found.power, level)
-    answers = [_answer_membership(attacks, tolerance), _answer_copies(copies, near, adjusted, level, attacks, tolerance)]
+    answers = [_answer_membership(attacks, tolerance), _answer_copies(copies, _telling_copies(real, synthetic, holdout), near, adjusted, level, attacks, tolerance)]
     answers += [_answer_contrast(n, question, result, adjusted[n], level, power[n]) for n, (question, result, _, _) in table.items()]
     strongest = max(found.results, key=lambda n: found.results[n].auc)
     return answers, attacks, near, copies, {n: t[1] for n, t in table.items()}, adjusted, power, _audit(tables, strongest, seed)
@@ -361,13 +374,13 @@ def _answer_membership(found, tolerance):
     return answer("pass" if found.power >= tolerance["power"] else "not enough power", words)
 
 
-def _answer_copies(copies, near, adjusted, level, found, tolerance):
+def _answer_copies(copies, telling, near, adjusted, level, found, tolerance):
     answer = lambda verdict, reason: Answer("copies", "Are records copied, or nearly?", verdict, reason)
     p = min(v for k, v in adjusted.items() if k.startswith("copies") and not math.isnan(v)) if any(not math.isnan(v) for k, v in adjusted.items() if k.startswith("copies")) else 1.0
     count = round(copies.rate * copies.attempts) if copies.attempts else 0
     words = (f"{count:,} of {copies.attempts:,} records equal a training record (holdout: {copies.control_rate:.4f}); {near[0].share:.3f} of the records lie nearest to a training patient, {near[0].expected:.3f} expected "
              f"[{near[0].low:.3f}, {near[0].high:.3f}]; of {near[1].records:,} near copies {near[1].share:.3f}")
-    if p <= level or (count and not copies.control_rate):
+    if p <= level or telling:
         return answer("fail", words)
     return answer("pass" if found.power >= tolerance["power"] else "not enough power", words)
 

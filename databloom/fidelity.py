@@ -338,7 +338,7 @@ class Fidelity(Result):
 
     def inside(self, group="ks") -> float:
         "Share of a group's features within the envelope."
-        inside = [m["inside"] for m in self.measures if m["group"] == group and m["value"] is not None and not math.isnan(m["value"])]
+        inside = [m["inside"] for m in self.measures if m["group"] == group and m["inside"] is not None]
         return float(np.mean(inside)) if inside else math.nan
 
     def __str__(self):
@@ -441,7 +441,7 @@ def _line(group, feature, value, draws, p_value):
     known = draws[np.isfinite(draws)]
     low, middle, high = np.quantile(known, [0.025, 0.5, 0.95]) if len(known) else [math.nan] * 3
     return {"group": group, "feature": feature, "value": value, "typical": float(middle), "low": float(low), "high": float(high),
-            "inside": bool(value <= high), "p_value": float(p_value)}
+            "inside": bool(value <= high) if math.isfinite(value) else None, "p_value": float(p_value)}
 
 
 def _summary(group, measures, draws, no_structure):
