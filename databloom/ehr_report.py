@@ -18,7 +18,7 @@ import numpy as np
 
 from .cohorts import Cohort
 from .core import Result, book_style, check_choice, check_number, check_probability, generator, need, plain, refuse, whole_file
-from .fidelity import (Features, Fidelity, Utility, _check_pair, by_subgroup, compare, features, outcome, plot_cdf, plot_embedding,
+from .fidelity import (Features, Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, outcome, plot_cdf, plot_embedding,
                                 structural, utility)
 from .privacy_attacks import (Attacks, Closeness, Contrast, attribute_inference, closeness, contrast, holm, linkability, membership,
                                        membership_attacks, one_run_audit, reidentification, scaled, shadow_scores, singling_out)
@@ -149,9 +149,8 @@ def records(
     if len(rows):
         lengths = cohort.lengths
         first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        clock = pd.Series(cohort.temporal[cohort.schema.time])
-        clock = clock.astype("int64") / 1e9 if pd.api.types.is_datetime64_any_dtype(clock) else clock.astype(float)
-        since = (clock.to_numpy() - clock.to_numpy()[first[cohort.patient]]).astype(np.float32).astype(np.float64)
+        clock = _clock(cohort)
+        since = (clock - clock[first[cohort.patient]]).astype(np.float32).astype(np.float64)
         with np.errstate(over="ignore"):
             rows = _mix(rows + _mix((since + 0.0).view(np.uint64)))
             total = np.zeros(len(cohort), np.uint64)
@@ -232,7 +231,7 @@ def _attack_table(real, synthetic, holdout, attributes, seed, confidence):
     fixed = dict(confidence=confidence, random_state=seed)
     attacks = {
         "re-identification": ("Do both halves of a synthetic record lead to the same real patient?", tables,
-                              lambda t, h, s, _: reidentification(t, h, s[-2000:] if len(s) > 4000 else s, variables, **fixed)),
+                              lambda t, h, s, _: reidentification(t, h, s, variables, **fixed)),
         "linkability": ("Can two halves of a patient's record be linked through them?", tables, lambda t, h, s, _: linkability(t, h, s, variables, **fixed)),
         "singling out": ("Do they single out real patients?", [f.matrix for f in raw], lambda t, h, s, _: singling_out(t, h, s, categorical, **fixed)),
     }
@@ -421,6 +420,16 @@ def _figures(real, synthetic, found, attacks, rng):
     made["t-SNE"] = _png(plot_embedding(real, synthetic, 400, int(rng.integers(2**31))))
     return made | {"membership": _png(_roc_figure(attacks))}
 
+# %% ../nbs/ehr_report.ipynb #67c92de0
+def _draw(real, synthetic, found, attacks, rng, notes):
+    "The figures, or none and a note when matplotlib is missing."
+    try:
+        need("matplotlib.pyplot", "plot")
+    except ImportError as error:
+        notes.append(f"no figures: {error}")
+        return {}
+    return _figures(real, synthetic, found, attacks, rng)
+
 # %% ../nbs/ehr_report.ipynb #01155616
 def judge(
     real: Cohort,  # the patients the synthetic ones were made from
@@ -463,7 +472,7 @@ def judge(
     answers = [_answer_columns(found, limits), _answer_structure(found, limits), _answer_utility(used, limits), *answers]
     say("subgroups and figures")
     groups = by_subgroup(real, synthetic, permutations=99, random_state=rng) if subgroups else pd.DataFrame()
-    drawn = _figures(real, synthetic, found, attacks, rng) if figures else {}
+    drawn = _draw(real, synthetic, found, attacks, rng, notes) if figures else {}
     sizes = {"real": len(real), "synthetic": len(synthetic), "holdout": len(holdout), "test": len(holdout if test is None else test)}
     return Report(*_overall(answers), tuple(answers), sizes, found, used, attacks, near, copies, table, adjusted, power, epsilon,
                   tuple(groups.to_dict("records")), tuple(notes), level, limits, time.perf_counter() - started, drawn)

@@ -186,6 +186,14 @@ def _columns_of(schema, table, numeric):
     return [c.name for c in getattr(schema, table) if (c.kind in _numeric) == numeric]
 
 
+def _clock(cohort):
+    "The times of all rows as floats; dates as seconds, whatever their unit."
+    time = cohort.temporal[cohort.schema.time]
+    if pd.api.types.is_datetime64_any_dtype(time):
+        return ((time - pd.Timestamp("1970-01-01", tz=time.dt.tz)) / pd.Timedelta(seconds=1)).to_numpy(float)
+    return time.to_numpy(dtype=float)
+
+
 def _stored(cohort, name):
     "A column as numbers, in single precision where it is stored so."
     single = getattr(cohort, cohort.schema.table_of(name))[name].dtype in (np.dtype("float32"), pd.Float32Dtype())
@@ -221,9 +229,7 @@ class _Pool:
 
     def gaps(self):
         "Time since the patient's previous row; NaN for the first."
-        times = [pd.Series(c.temporal[c.schema.time]) for c in self.cohorts]
-        stamps = [t.astype("int64").to_numpy() / 1e9 if pd.api.types.is_datetime64_any_dtype(t) else t.to_numpy(float) for t in times]
-        time = np.concatenate(stamps)
+        time = np.concatenate([_clock(c) for c in self.cohorts])
         gap = np.full(len(time), math.nan)
         same = self.patient[1:] == self.patient[:-1]
         gap[1:][same] = np.diff(time)[same]

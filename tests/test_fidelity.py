@@ -257,3 +257,15 @@ def test_embeddings_have_a_point_a_patient():
     for part in ("static", "temporal"):
         where, mask = fi.embed(real, other, part)
         assert where.shape == (70, 2) and mask.sum() == 40 and np.isfinite(where).all()
+
+
+def test_dates_as_time_do_not_depend_on_their_unit():
+    r = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": np.repeat(np.arange(40), 3), "x": r.normal(size=120), "time": pd.Timestamp("2024-01-01") + pd.to_timedelta(np.sort(r.integers(0, 10**5, (40, 3)), axis=1).ravel(), unit="s")})
+    schema = Schema("id", "time", [], [Column("x", "numeric")])
+    static = pd.DataFrame({"id": np.arange(40)})
+    pair = [Cohort(schema, static, frame.astype({"time": f"datetime64[{unit}]"})) for unit in ("ns", "s")]
+    found = fi.compare(*pair, permutations=19)
+    assert found.group("gap")["max"] == 0
+    from databloom.ehr_report import records
+    assert np.array_equal(records(pair[0])[0], records(pair[1])[0])
