@@ -46,7 +46,7 @@ def _glue(paths, header_lines=1):
             bodies.append(body)
     return "\n".join(bodies) + "\n", np.array(counts, dtype=int), header.strip() if header else ""
 
-
+# %% ../nbs/cohort_readers.ipynb #e374c545
 def _files(folder, pattern):
     folder = Path(folder)
     if not folder.is_dir():
@@ -66,7 +66,7 @@ def _minutes(times):
         raise ValueError(f"Time must be HH:MM, got {wrong[0]!r}")
     return times.map({t: int(t[:-3]) * 60 + int(t[-2:]) for t in seen}).astype("int64")
 
-
+# %% ../nbs/cohort_readers.ipynb #f7c0dd9f
 def _parse2012(paths):
     "The static table (descriptors) and the events of a list of files."
     text, counts, _ = _glue(paths)
@@ -75,18 +75,22 @@ def _parse2012(paths):
     frame.insert(0, "id", np.repeat([int(path.stem) for path in paths], counts))
     frame = frame[frame.parameter.notna() & frame.value.notna()]
     frame["minute"] = _minutes(frame.pop("Time"))
+    return _describe2012(frame, [int(path.stem) for path in paths])
+
+# %% ../nbs/cohort_readers.ipynb #922fe082
+def _describe2012(frame, ids):
+    "Lines of all files divided into the static table of the descriptors and the events."
     at_start = frame.minute == 0
-    record = frame[at_start & (frame.parameter == "RecordID")]
-    if len(record) != len(paths) or (record.value != record.id).any():
-        odd = sorted(set(int(p.stem) for p in paths) - set(record.id[record.value == record.id]))
+    record = frame[at_start & (frame.parameter == "RecordID") & (frame.value == frame.id)]
+    if sorted(record.id) != sorted(ids):
+        odd = sorted(set(ids) - set(record.id))
         raise ValueError(f"each file must hold its own RecordID once at 00:00, which {odd[0] if odd else 'one'}.txt does not")
-    described = frame[at_start & frame.parameter.isin(descriptors2012)]
-    described = described.drop_duplicates(["id", "parameter"])
-    static = described.pivot(index="id", columns="parameter", values="value").reindex(columns=descriptors2012)
-    static = static.where(static != -1).reindex([int(path.stem) for path in paths])
-    events = frame[(frame.parameter != "RecordID") & ~(at_start & frame.parameter.isin(descriptors2012[:4]))]
-    events = events[~((events.parameter == "Weight") & (events.value == -1))]
-    return static.rename_axis("id").reset_index().rename_axis(columns=None), events[["id", "minute", "parameter", "value"]].reset_index(drop=True)
+    described = frame[at_start & frame.parameter.isin(descriptors2012)].drop_duplicates(["id", "parameter"])
+    static = described.pivot(index="id", columns="parameter", values="value").reindex(index=ids, columns=descriptors2012)
+    static = static.where(static != -1).rename_axis("id").reset_index().rename_axis(columns=None)
+    is_event = (frame.parameter != "RecordID") & ~(at_start & frame.parameter.isin(descriptors2012[:4]))
+    events = frame[is_event & ~((frame.parameter == "Weight") & (frame.value == -1))]
+    return static, events[["id", "minute", "parameter", "value"]].reset_index(drop=True)
 
 # %% ../nbs/cohort_readers.ipynb #3aeb7dea
 def physionet2012_tables(
@@ -108,7 +112,7 @@ def physionet2012_tables(
         events = events[events["id"].isin(static["id"])].reset_index(drop=True)
     return static, events
 
-
+# %% ../nbs/cohort_readers.ipynb #5c3e0286
 def _official2012(folder):
     paths = [path for path in _files(folder, "*.txt") if path.stem.isdigit()]
     if not paths:
@@ -164,17 +168,15 @@ def read_physionet2019(
     if compact:
         frame = pd.concat([pd.read_parquet(path) for path in compact], ignore_index=True)
     else:
-        paths = _files(folder, "*.psv")
-        if sets is not None:
-            paths = [path for path in paths if any(f"set{name}" in path.parent.name for name in wanted)]
-        frame = _parse2019(paths, folder)
+        inside = lambda path: sets is None or any(f"set{name}" in path.parent.name for name in wanted)
+        frame = _parse2019([path for path in _files(folder, "*.psv") if inside(path)], folder)
     static = [name for name in static2019 if name in frame]
-    schema = Schema("id", "ICULOS", [(name, "binary" if name in ("Gender", "Unit1", "Unit2") else "numeric") for name in static],
-                    [(name, "binary" if name == "SepsisLabel" else "numeric") for name in frame if name not in ("id", "ICULOS", *static)],
+    kind = lambda name: (name, "binary" if name in ("Gender", "Unit1", "Unit2", "SepsisLabel") else "numeric")
+    schema = Schema("id", "ICULOS", [kind(name) for name in static], [kind(name) for name in frame if name not in ("id", "ICULOS", *static)],
                     outcome="SepsisLabel", time_unit="hour")
     return from_long(frame, schema=schema)
 
-
+# %% ../nbs/cohort_readers.ipynb #2c75146b
 def _parse2019(paths, folder):
     if not paths:
         refuse("folder", str(folder), "a folder with files such as p000001.psv, or with p2019_setA.parquet")
@@ -240,7 +242,7 @@ def read_table(
         frame[name] = _plain_dtype(frame[name], name == id)
     return frame
 
-
+# %% ../nbs/cohort_readers.ipynb #9204a834
 def _plain_dtype(series, is_id):
     "The everyday dtype for a nullable one."
     dtype, full = series.dtype, not series.isna().any()
@@ -257,14 +259,15 @@ def _plain_dtype(series, is_id):
         return series.astype("bool")
     return series.astype("int64") if full and pd.api.types.is_integer_dtype(dtype) else series
 
-
+# %% ../nbs/cohort_readers.ipynb #50a730f3
 def _named(folder, stem):
-    found = [path for path in sorted(Path(folder).iterdir()) if path.name.split(".")[0] == stem and path.suffix not in (".json", ".yaml", ".yml")]
+    "The one table of this name in the folder, or None."
+    found = [path for path in sorted(Path(folder).iterdir()) if path.name.split(".")[0] == stem]
     if len(found) > 1:
         refuse("folder", [path.name for path in found], f"a folder with one file called {stem}")
     return found[0] if found else None
 
-
+# %% ../nbs/cohort_readers.ipynb #07aa6716
 def read_folder(
     folder,  # with static.* and temporal.*, or with one long table; perhaps with schema.json or schema.yaml
     id: str = "id",  # the column that names the patient
@@ -286,7 +289,8 @@ def read_folder(
         id, time = schema.id, schema.time
     static, temporal = _named(folder, "static"), _named(folder, "temporal")
     if static is None:
-        tables = [temporal] if temporal else [p for p in sorted(folder.iterdir()) if re.search(r"\.(parquet|csv|tsv|psv)(\.gz)?$", p.name)]
+        is_table = lambda path: re.search(r"\.(parquet|csv|tsv|psv)(\.gz)?$", path.name)
+        tables = [temporal] if temporal else [path for path in sorted(folder.iterdir()) if is_table(path)]
         if len(tables) != 1:
             refuse("folder", [path.name for path in tables], "a folder with static.* and temporal.*, or with exactly one long table")
         return from_long(read_table(tables[0], id), id, time, None, outcome, schema, duplicates)
@@ -324,7 +328,7 @@ def _dump(folder, name, columns, keep=None, rows=2_000_000):
         pieces.append(piece if keep is None else keep(piece))
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=[c.lower() for c in columns])
 
-
+# %% ../nbs/cohort_readers.ipynb #1bf903d5
 def _stay_rows(stays, events, step, max_hours):
     "Rows from events (id, hour, variable, value) that happened within the stay, `step` hours each."
     end = stays.set_index("id")["hours"].clip(upper=max_hours)
@@ -347,31 +351,43 @@ def read_mimic3(
     labs: dict | None = None,  # ITEMIDs of LABEVENTS by name; None: `mimic3_labs`
 ) -> Cohort:  # the first ICU stay of every person; the outcome is died
     "MIMIC-III as a cohort of first ICU stays."
-    stays = _mimic3_stays(folder, min_age)
-    chart, lab = (_name_items(items or mimic3_items), _name_items(labs or mimic3_labs))
-    wanted = lambda names: lambda piece: piece[piece["itemid"].isin(list(names)) & piece["hadm_id"].isin(stays["hadm_id"])]
-    charted = _dump(folder, "CHARTEVENTS", ["SUBJECT_ID", "HADM_ID", "ITEMID", "CHARTTIME", "VALUENUM", "ERROR"], wanted(chart))
-    charted = charted[charted.pop("error") != 1]
-    measured = _dump(folder, "LABEVENTS", ["SUBJECT_ID", "HADM_ID", "ITEMID", "CHARTTIME", "VALUENUM"], wanted(lab))
-    events = pd.concat([charted.assign(variable=charted["itemid"].map(chart)), measured.assign(variable=measured["itemid"].map(lab))], ignore_index=True)
-    events = events.rename(columns={"subject_id": "id", "valuenum": "value"})
-    fahrenheit = events["variable"] == "Temp_F"
-    events.loc[fahrenheit, "value"] = (events.loc[fahrenheit, "value"] - 32) / 1.8
-    events.loc[fahrenheit, "variable"] = "Temp"
+    stays, items, labs = _mimic3_stays(folder, min_age), items or mimic3_items, labs or mimic3_labs
+    events = _mimic3_events(folder, stays["hadm_id"], _name_items(items), _name_items(labs))
     admitted = events["id"].map(stays.set_index("id")["intime"])
     events["hour"] = (pd.to_datetime(events["charttime"]) - admitted) / pd.Timedelta(hours=1)
     rows = _stay_rows(stays, events, step, max_hours)
-    names = [n for n in dict.fromkeys([*(items or mimic3_items), *(labs or mimic3_labs)]) if n in rows]
-    kinds = {"age": "integer", "died": "binary"}
-    static = stays.drop(columns=["hadm_id", "intime", "hours"])
-    schema = Schema("id", "hour", [(n, kinds.get(n, "categorical")) for n in static if n != "id"], [(n, "numeric") for n in names], "died", "hour")
+    names = [name for name in dict.fromkeys([*items, *labs]) if name in rows]
+    return _stay_cohort(stays.drop(columns=["hadm_id", "intime", "hours"]), rows, names, {"age": "integer"})
+
+
+def _stay_cohort(static, rows, names, kinds):
+    "A cohort of stays, whose static columns are categorical unless `kinds` says otherwise."
+    kinds = {**kinds, "died": "binary"}
+    schema = Schema("id", "hour", [(name, kinds.get(name, "categorical")) for name in static if name != "id"],
+                    [(name, "numeric") for name in names], "died", "hour")
     return Cohort(schema, static, rows[["id", "hour", *names]])
 
+# %% ../nbs/cohort_readers.ipynb #b4971a9d
+def _mimic3_events(folder, admissions, chart, lab):
+    "Charted and measured values of these admissions, by the names of their items."
+    wanted = lambda names: lambda piece: piece[piece["itemid"].isin(list(names)) & piece["hadm_id"].isin(admissions)]
+    columns = ["SUBJECT_ID", "HADM_ID", "ITEMID", "CHARTTIME", "VALUENUM"]
+    charted = _dump(folder, "CHARTEVENTS", [*columns, "ERROR"], wanted(chart))
+    charted = charted[charted.pop("error") != 1]
+    measured = _dump(folder, "LABEVENTS", columns, wanted(lab))
+    charted, measured = charted.assign(variable=charted["itemid"].map(chart)), measured.assign(variable=measured["itemid"].map(lab))
+    events = pd.concat([charted, measured], ignore_index=True).rename(columns={"subject_id": "id", "valuenum": "value"})
+    fahrenheit = events["variable"] == "Temp_F"
+    events["value"] = events["value"].where(~fahrenheit, (events["value"] - 32) / 1.8)
+    events["variable"] = events["variable"].where(~fahrenheit, "Temp")
+    return events
 
+# %% ../nbs/cohort_readers.ipynb #a3ea1a5d
 def _mimic3_stays(folder, min_age):
     "One row per person: the first ICU stay, its clock, and what is known of the person."
     patients = _dump(folder, "PATIENTS", ["SUBJECT_ID", "GENDER", "DOB"])
-    admissions = _dump(folder, "ADMISSIONS", ["HADM_ID", "ADMISSION_TYPE", "INSURANCE", "RELIGION", "MARITAL_STATUS", "ETHNICITY", "HOSPITAL_EXPIRE_FLAG"])
+    admissions = _dump(folder, "ADMISSIONS", ["HADM_ID", "ADMISSION_TYPE", "INSURANCE", "RELIGION", "MARITAL_STATUS", "ETHNICITY",
+                                              "HOSPITAL_EXPIRE_FLAG"])
     stays = _dump(folder, "ICUSTAYS", ["SUBJECT_ID", "HADM_ID", "ICUSTAY_ID", "FIRST_CAREUNIT", "INTIME", "LOS"])
     stays["intime"] = pd.to_datetime(stays["intime"])
     stays = stays.sort_values(["subject_id", "intime", "icustay_id"]).drop_duplicates("subject_id")
@@ -379,8 +395,10 @@ def _mimic3_stays(folder, min_age):
     born, came = pd.to_datetime(stays["dob"]).dt, stays["intime"].dt
     age = came.year - born.year - ((came.month * 32 + came.day) < (born.month * 32 + born.day)).astype(int)
     stays["age"], stays["hours"] = age.where(age <= 89, 90).astype("int64"), stays["los"] * 24
-    stays = stays[stays["age"] >= min_age].rename(columns={"subject_id": "id", "hospital_expire_flag": "died", "gender": "sex", "first_careunit": "icu_type"})
-    names = ["id", "hadm_id", "intime", "hours", "age", "sex", "ethnicity", "religion", "marital_status", "insurance", "admission_type", "icu_type", "died"]
+    ours = {"subject_id": "id", "hospital_expire_flag": "died", "gender": "sex", "first_careunit": "icu_type"}
+    stays = stays[stays["age"] >= min_age].rename(columns=ours)
+    names = ["id", "hadm_id", "intime", "hours", "age", "sex", "ethnicity", "religion", "marital_status",
+             "insurance", "admission_type", "icu_type", "died"]
     return stays[names].reset_index(drop=True)
 
 # %% ../nbs/cohort_readers.ipynb #1d2dad81
@@ -394,7 +412,7 @@ eicu_labs = {
     "total bilirubin": "Bilirubin_total", "potassium": "Potassium", "chloride": "Chloride", "bicarbonate": "HCO3", "Hgb": "Hgb", "Hct": "Hct",
 }
 
-
+# %% ../nbs/cohort_readers.ipynb #7309ea83
 def read_eicu(
     folder,  # with patient, vitalPeriodic, vitalAperiodic and lab, .csv or .csv.gz
     step: float = 1.0,  # hours per row; values are averaged
@@ -402,7 +420,16 @@ def read_eicu(
 ) -> Cohort:  # the first unit stay of every person; the outcome is died
     "eICU as a cohort of first unit stays; invasive and cuff pressures are merged."
     stays = _eicu_stays(folder)
-    keep = lambda piece: piece[piece["patientunitstayid"].isin(stays["id"])]
+    events = _eicu_events(folder, stays["id"])
+    events["hour"] = events.pop("minute") / 60
+    rows = _stay_rows(stays, events, step, max_hours)
+    names = [name for name in dict.fromkeys([*eicu_vitals["vitalPeriodic"].values(), *eicu_labs.values()]) if name in rows]
+    return _stay_cohort(stays.drop(columns="hours"), rows, names, dict.fromkeys(("age", "height", "weight"), "numeric"))
+
+# %% ../nbs/cohort_readers.ipynb #6d144cbf
+def _eicu_events(folder, ids):
+    "Vital signs and laboratory values of these stays as events."
+    keep = lambda piece: piece[piece["patientunitstayid"].isin(ids)]
     events = []
     for table, names in eicu_vitals.items():
         wide = _dump(folder, table, ["patientunitstayid", "observationoffset", *names], keep)
@@ -410,17 +437,11 @@ def read_eicu(
         events.append(long.assign(variable=long["variable"].map(names)).rename(columns={"observationoffset": "minute"}))
     wanted = lambda piece: keep(piece[piece["labname"].isin(list(eicu_labs))])
     lab = _dump(folder, "lab", ["patientunitstayid", "labresultoffset", "labname", "labresult"], wanted)
-    events.append(lab.assign(variable=lab.pop("labname").map(eicu_labs)).rename(columns={"labresultoffset": "minute", "labresult": "value"}))
-    events = pd.concat(events, ignore_index=True).rename(columns={"patientunitstayid": "id"})
-    events["hour"] = events.pop("minute") / 60
-    rows = _stay_rows(stays, events, step, max_hours)
-    names = [n for n in dict.fromkeys([*eicu_vitals["vitalPeriodic"].values(), *eicu_labs.values()]) if n in rows]
-    kinds = {"age": "numeric", "height": "numeric", "weight": "numeric", "died": "binary"}
-    static = stays.drop(columns="hours")
-    schema = Schema("id", "hour", [(n, kinds.get(n, "categorical")) for n in static if n != "id"], [(n, "numeric") for n in names], "died", "hour")
-    return Cohort(schema, static, rows[["id", "hour", *names]])
+    lab = lab.assign(variable=lab["labname"].map(eicu_labs)).drop(columns="labname")
+    events.append(lab.rename(columns={"labresultoffset": "minute", "labresult": "value"}))
+    return pd.concat(events, ignore_index=True).rename(columns={"patientunitstayid": "id"})
 
-
+# %% ../nbs/cohort_readers.ipynb #ca19465d
 def _eicu_stays(folder):
     "One row per person: the first unit stay and what is known of the person."
     names = {"patientunitstayid": "id", "age": "age", "gender": "sex", "ethnicity": "ethnicity", "unittype": "icu_type",
@@ -428,7 +449,7 @@ def _eicu_stays(folder):
              "uniquepid": "person", "hospitaldischargeyear": "year", "patienthealthsystemstayid": "admission", "unitvisitnumber": "visit"}
     stays = _dump(folder, "patient", list(names)).rename(columns=names)
     stays = stays.sort_values(["year", "admission", "visit", "id"]).drop_duplicates("person").reset_index(drop=True)
-    stays["age"] = pd.to_numeric(stays["age"].astype("str").str.replace(">", "").str.strip().replace({"89": "90", "": "nan"}).where(stays["age"].notna()))
+    stays["age"] = stays["age"].map(lambda age: 90.0 if str(age).strip().startswith(">") else float(age), na_action="ignore").astype("float64")
     stays["hours"] = stays["hours"] / 60
     stays["died"] = stays.pop("status").map({"Expired": 1, "Alive": 0}).astype("Int64")
     return stays[["id", "hours", "age", "sex", "ethnicity", "icu_type", "height", "weight", "died"]]
@@ -449,7 +470,7 @@ def _meds_events(folder):
         parts.append(part[["subject_id", "time", "code", "numeric_value"]])
     return pd.concat(parts, ignore_index=True)
 
-
+# %% ../nbs/cohort_readers.ipynb #2227ecff
 def _meds_static(events):
     "One row per subject from events without a time, births and deaths."
     static = pd.DataFrame({"subject_id": np.sort(events["subject_id"].unique())}).set_index("subject_id")
@@ -469,7 +490,13 @@ def _meds_static(events):
     static["MEDS_DEATH"] = static.index.isin(events.loc[events["code"].str.startswith("MEDS_DEATH"), "subject_id"]).astype("int64")
     return static.reset_index()
 
+# %% ../nbs/cohort_readers.ipynb #900bab2e
+def _popular(timed, top):
+    "The codes that most subjects have; of equals, the first by name."
+    count = timed.drop_duplicates(["subject_id", "code"])["code"].astype("str").value_counts().sort_index()
+    return sorted(count.sort_values(ascending=False, kind="stable").index[:top])
 
+# %% ../nbs/cohort_readers.ipynb #c2d5119c
 def read_meds(
     folder,  # a MEDS folder: data/**/*.parquet
     codes=None,  # which codes become temporal columns; None: the `top` codes that most subjects have
@@ -482,13 +509,11 @@ def read_meds(
     events = _meds_events(folder)
     static = _meds_static(events)
     timed = events[events["time"].notna() & ~events["code"].str.startswith(("MEDS_BIRTH", "MEDS_DEATH"))].copy()
-    if codes is None:
-        popular = timed.drop_duplicates(["subject_id", "code"])["code"].value_counts()
-        codes = sorted(popular.sort_index().sort_values(ascending=False, kind="stable").index[:check_count("top", top)])
-    missing = [code for code in codes if not (timed["code"] == code).any()]
+    codes = _popular(timed, check_count("top", top)) if codes is None else list(codes)
+    missing = sorted(set(codes) - set(timed["code"]))
     if missing:
         refuse("codes", missing[:3], "codes of timed events in the folder")
-    timed = timed[timed["code"].isin(list(codes))]
+    timed = timed[timed["code"].isin(codes)]
     numeric = set(timed.loc[timed["numeric_value"].notna(), "code"])
     flags = ~timed["code"].isin(numeric)
     timed["value"] = timed["numeric_value"].mask(flags, 1.0)
@@ -551,10 +576,12 @@ def fetch_release(
         jobs = pool.map(lambda path: _fetch_one(pooch, root, path, sums[path], folder), chosen)
         return list(track(jobs, description=database, total=len(chosen)) if progress else jobs)
 
-
+# %% ../nbs/cohort_readers.ipynb #da14a3a8
 def _fetch_list(pooch, root, folder):
     "The publisher's list, fetched anew, and kept beside the files."
-    fresh = Path(pooch.retrieve(root + "SHA256SUMS.txt", known_hash=None, fname=".SHA256SUMS.fresh", path=_gone(folder / ".SHA256SUMS.fresh").parent))
+    fresh = folder / ".SHA256SUMS.fresh"
+    fresh.unlink(missing_ok=True)
+    pooch.retrieve(root + "SHA256SUMS.txt", known_hash=None, fname=fresh.name, path=folder)
     text = fresh.read_text(encoding="utf-8")
     fresh.unlink()
     sums = parse_checksums(text)
@@ -562,19 +589,15 @@ def _fetch_list(pooch, root, folder):
         file.write(text)
     return sums
 
-
-def _gone(path):
-    path.unlink(missing_ok=True)
-    return path
-
-
+# %% ../nbs/cohort_readers.ipynb #469c928c
 def _fetch_one(pooch, root, path, checksum, folder):
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         return Path(pooch.retrieve(root + quote(path), known_hash=f"sha256:{checksum}", fname=target.name, path=target.parent))
     except ValueError as error:
-        raise ValueError(f"{path} must have the checksum of the publisher's list, {checksum[:12]}..., and does not: {str(error).split('. ')[0][:120]}") from None
+        raise ValueError(f"{path} must have the checksum of the publisher's list, {checksum[:12]}..., and does not: "
+                         f"{str(error).split('. ')[0][:120]}") from None
 
 # %% ../nbs/cohort_readers.ipynb #521d7419
 def download_physionet2012(
@@ -587,7 +610,8 @@ def download_physionet2012(
     folder = Path(folder)
     for name in sets:
         check_choice("sets", name, ("a", "b", "c"))
-        paths = fetch_release("challenge-2012", "1.0.0", folder, [f"*Outcomes-{name}.txt", f"*set-{name}/*.txt", f"*set-{name}.tar.gz", f"*set-{name}.zip"], base, **options)
+        wanted = [f"*Outcomes-{name}.txt", f"*set-{name}/*.txt", f"*set-{name}.tar.gz", f"*set-{name}.zip"]
+        paths = fetch_release("challenge-2012", "1.0.0", folder, wanted, base, **options)
         if not any(path.suffix == ".txt" and path.parent.name == f"set-{name}" for path in paths):
             packed = [path for path in paths if path.suffix in (".gz", ".zip")]
             if not packed:
@@ -595,7 +619,7 @@ def download_physionet2012(
             _unpack(packed[0], folder)
     return folder
 
-
+# %% ../nbs/cohort_readers.ipynb #7e5bb52e
 def _unpack(path, folder):
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
@@ -604,7 +628,7 @@ def _unpack(path, folder):
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
 
-
+# %% ../nbs/cohort_readers.ipynb #623ba0dc
 def download_physionet2019(
     folder,  # where the files go
     sets=("A", "B"),  # which sets

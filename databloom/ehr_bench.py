@@ -61,7 +61,7 @@ def physionet2012_cohort(
     "All patients of the bench, set-a and set-b together."
     return _bench_cohort(*physionet2012_tables(_bench_folder(source), sets))[0]
 
-
+# %% ../nbs/ehr_bench.ipynb #743d7b39
 def _bench_folder(source):
     source = data_folder("icu") if source is None else Path(source)
     if source is None:
@@ -79,7 +79,7 @@ def _bench_cohort(static, events):
     people["ICUType"] = pd.Categorical(people["ICUType"].astype("int64"), categories=[1, 2, 3, 4])
     return Cohort(bench_schema, people, rows[rows["id"].isin(people["id"])]), static["set"].to_numpy()
 
-# %% ../nbs/ehr_bench.ipynb #743d7b39
+# %% ../nbs/ehr_bench.ipynb #01f7523e
 @dataclass(frozen=True, repr=False)
 class Bench:
     "The bench for one seed: four disjoint cohorts of PhysioNet 2012."
@@ -94,7 +94,7 @@ class Bench:
         parts = ", ".join(f"{name} {len(getattr(self, name)):,}" for name in ("training", "holdout", "second", "test"))
         return f"Bench(seed {self.seed}: {parts} patients)"
 
-
+# %% ../nbs/ehr_bench.ipynb #17395ada
 def physionet2012_bench(
     seed: int = 0,  # 0, 1 and 2 in this book
     source=None,  # a folder in the official or the compact layout; None: DATABLOOM_DATA/icu

@@ -177,7 +177,7 @@ def _block(rng, first_id, n, sepsis_rate, max_hours):
               "marital_status": people["status"], "icu_type": people["icu"], "weight": people["weight"], "died": fates["died"].astype(int)}
     return pd.DataFrame(static), pd.DataFrame(rows)
 
-
+# %% ../nbs/icu_simulator.ipynb #df710fb1
 icu_schema = Schema(
     id="id", time="ICULOS", time_unit="hour", outcome="died",
     static=(Column("age", "integer"), Column("sex", "categorical"), Column("religion", "categorical"), Column("marital_status", "categorical"),
@@ -185,7 +185,7 @@ icu_schema = Schema(
     temporal=tuple(Column(name, "numeric") for name in (*vitals, *labs))
     + (Column("airway", "categorical"), Column("Severity", "integer"), Column("SepsisLabel", "binary")))
 
-
+# %% ../nbs/icu_simulator.ipynb #fa3fe391
 def simulate_icu(
     n: int = 1000,  # number of stays
     random_state=None,  # None, a whole number or a numpy Generator; the same number gives the same stays

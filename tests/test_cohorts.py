@@ -451,6 +451,15 @@ def test_patients_without_events_stay_when_static_names_them():
     assert cohort.lengths.tolist() == [0, 1]
 
 
+def test_patients_are_not_lost_on_the_way():
+    events = pd.DataFrame({"id": [2, 3], "time": [0, 0], "variable": ["HR", "HR"], "value": [80.0, np.nan]})
+    assert from_events(events).lengths.tolist() == [1, 0]
+    frame = pd.DataFrame({"id": [1, 1, 2], "time": [0.0, 0.0, np.nan], "x": [1.0, 2.0, 3.0]})
+    for how in ("first", "mean"):
+        with pytest.raises(CohortError, match="temporal.time: 1 row breaks the rule: a time is never missing"):
+            from_long(frame, static=[], duplicates=how)
+
+
 def test_infer_schema_kinds():
     frame = pd.DataFrame({"id": [1, 2], "f": [1.5, 2.0], "i": [1, 7], "b": [0, 1], "bf": [1.0, np.nan], "t": [True, False], "c": ["a", "b"],
                           "d": pd.to_datetime(["2020-01-01", "2020-01-02"]), "o": pd.Series([datetime.date(2020, 1, 1), None], dtype=object),
@@ -480,3 +489,18 @@ def test_without_pandas_the_extra_is_named():
             "try:\n    import databloom.cohorts\nexcept ImportError as error:\n    print(error)")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'databloom[ehr]'" in out.stdout
+
+
+def test_arrow_dtypes_become_the_everyday_ones(tmp_path):
+    import pyarrow as pa
+    arrow = lambda values, kind: pd.array(values, dtype=pd.ArrowDtype(kind))
+    stamp = pd.Timestamp("2020-01-01 10:00:00.000001")
+    static = pd.DataFrame({"id": arrow([1, 2], pa.int32()), "i": arrow([2**60 + 1, None], pa.int64()), "s": arrow(["a", None], pa.string()),
+                           "d": arrow([1.5, None], pa.float64()), "b": arrow([True, None], pa.bool_()), "t": arrow([stamp, None], pa.timestamp("us")),
+                           "z": arrow([stamp.tz_localize("UTC"), None], pa.timestamp("us", tz="UTC"))})
+    made = infer_schema(static, time=None)
+    assert [column.kind for column in made.static] == ["integer", "categorical", "numeric", "binary", "datetime", "datetime"]
+    cohort = Cohort(made, static)
+    assert cohort.static.i[0] == 2**60 + 1 and cohort.labels("s").tolist() == ["a", None] and cohort.static.t[0] == stamp
+    for format in ("parquet", "csv"):
+        assert Cohort.load(cohort.save(tmp_path, format)).equals(cohort)
