@@ -18,6 +18,7 @@ from . import __version__
 _commands = {
     "epsilon": "databloom.cli_accounting:app",
     "calibrate": "databloom.cli_calibrate:app",
+    "ehr": "databloom.cli_ehr:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b
