@@ -16,6 +16,7 @@ from . import __version__
 
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
+    "epsilon": "databloom.cli_accounting:app",
     "calibrate": "databloom.cli_calibrate:app",
 }
 
