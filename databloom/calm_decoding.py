@@ -7,7 +7,7 @@ __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register
            'state_saturation', 'exit_classifier', 'shortlist', 'find_measure', 'decayed_threshold', 'ExitRule',
            'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine', 'LoneCache',
            'lone_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
-           'DecoderParts', 'Decoder']
+           'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
 # %% ../nbs/calm_decoding.ipynb #b029560b
 import copy
@@ -20,7 +20,6 @@ from typing import Callable
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
@@ -365,6 +364,7 @@ class Engine:
         classifier, self.classifier = getattr(model, "exit_classifier", None), None
         if classifier is not None:
             self.classifier = ((classifier.weight.detach() * norm).t().contiguous(), classifier.bias.detach())
+        self.nothing, self.offset = self.head.new_zeros(1), self.head.new_full((1,), config.layer_norm_epsilon)
         self.width, self.epsilon, self.quick = config.d_model, config.layer_norm_epsilon, device.type == "cpu"
 
     def scale(self, row):
@@ -375,16 +375,21 @@ class Engine:
         "Rows brought to unit mean square (the norm without its gain)."
         if self.quick and len(x) == 1:
             return x * self.scale(x)
-        return F.rms_norm(x, (self.width,), None, self.epsilon)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * torch.addcmul(self.offset, length, length, value=1 / self.width).rsqrt_()
 
     def logits(self, x):
         "Logits of rows of states: (rows, vocabulary)."
+        if self.quick and len(x) == 1:
+            return torch.addmm(self.nothing, x, self.head, beta=0, alpha=self.scale(x))
         return self.unit(x) @ self.head
 
     def exit_score(self, x):
-        "The early-exit classifier before its sigmoid: (rows,)."
+        "The early-exit classifier before its sigmoid: (rows, 1)."
         weight, bias = self.classifier
-        return torch.addmm(bias, self.unit(x), weight)[:, 0]
+        if self.quick and len(x) == 1:
+            return torch.addmm(bias, x, weight, alpha=self.scale(x))
+        return torch.addmm(bias, self.unit(x), weight)
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -407,7 +412,7 @@ class LoneCache:
         self.inner, self.heads, self.layers = c.num_heads * c.d_kv, c.num_heads, len(engine.layers)
         like = engine.embedding
         self.qkv = [like.new_zeros(steps, 3 * self.inner) for _ in engine.layers]
-        self.states = like.new_zeros(steps, c.d_model)  # last state of each token that left early
+        self.states = like.new_zeros(steps, c.d_model)  # normed last state of each token that left early
         self.slots = [self.states[t : t + 1] for t in range(steps)]
         distances = engine.distances(steps)[:, None]
         self.biases = [distances[:, :, steps - 1 - t :] for t in range(steps)]
@@ -434,15 +439,15 @@ class LoneCache:
     def fill(self, l, t, x=None):
         "Keys and values of layer l for what is pending before t, and for t itself when its state x is given."
         if x is not None:
-            self.slots[t].copy_(x)
+            torch.mul(x, self.engine.scale(x), out=self.slots[t])
         first, last = self.filled[l], t if x is None else t + 1
         if first < last:
-            torch.mm(self.engine.unit(self.states[first:last]), self.engine.layers[l].qkv, out=self.qkv[l][first:last])
+            torch.mm(self.states[first:last], self.engine.layers[l].qkv, out=self.qkv[l][first:last])
             self.filled[l] = last
 
     def keep(self, t, x, layer):
         "Token t has left after `layer` with state x, which stands in above."
-        self.slots[t].copy_(x)
+        torch.mul(x, self.engine.scale(x), out=self.slots[t])
         self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
 
 # %% ../nbs/calm_decoding.ipynb #20fea274
@@ -478,7 +483,7 @@ class CrowdCache:
     def __init__(self, engine, memory, allowed, steps):
         c, self.engine, self.steps, self.rows = engine.config, engine, steps, len(memory)
         self.heads, self.inner, self.depth = c.num_heads, c.num_heads * c.d_kv, len(engine.layers)
-        self.keys, self.values = ([memory.new_zeros(self.rows, self.heads, steps, c.d_kv) for _ in engine.layers] for _ in range(2))
+        self.kv = [memory.new_zeros(2, self.rows, self.heads, steps, c.d_kv) for _ in engine.layers]  # keys, values
         self.states = memory.new_zeros(self.rows, steps, c.d_model)
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
@@ -493,12 +498,12 @@ class CrowdCache:
         "Keys and values of the prompts for layer l, made at the first visit."
         if self.cross[l] is None:
             kv = (self.memory @ self.engine.layers[l].cross_kv).unflatten(-1, (2, self.heads, -1))
-            self.cross[l] = tuple(kv[:, :, i].transpose(1, 2).contiguous() for i in (0, 1))
+            self.cross[l] = kv.permute(2, 0, 3, 1, 4).contiguous()
         return self.cross[l]
 
     def keep(self, rows, t, x, layers):
         "These rows' tokens at t have left with states x, which stand in above `layers`."
-        self.states[self.index(rows), t] = x
+        self.states[self.index(rows), t] = self.engine.unit(x)
         above = np.arange(self.depth)[:, None] >= layers
         self.filled[:, rows] = np.where(above, np.minimum(self.filled[:, rows], t), self.filled[:, rows])
 
@@ -508,8 +513,14 @@ class CrowdCache:
         self.rows, self.filled, self.memory, self.states = len(rows), self.filled[:, rows], self.memory[at], self.states[at]
         self.mask = None if self.mask is None else self.mask[at]
         for l in range(self.depth):
-            self.keys[l], self.values[l] = self.keys[l][at], self.values[l][at]
-            self.cross[l] = None if self.cross[l] is None else tuple(part[at] for part in self.cross[l])
+            self.kv[l], self.cross[l] = self.kv[l][:, at], None if self.cross[l] is None else self.cross[l][:, at]
+
+    def put(self, l, rows, position, new):
+        "Write new keys and values, (entries, 2 inner), at these rows and positions."
+        every = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
+        at = every[:, rows] + np.asarray(position)[..., None]
+        new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
+        self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
 
 # %% ../nbs/calm_decoding.ipynb #a52ef071
 def _pending(cache, l, rows, t):
@@ -532,27 +543,32 @@ def crowd_fill(
     late, position = _pending(cache, l, rows, t)
     cache.filled[l, rows] = t if x is None else t + 1
     if not len(late):
-        qkv = engine.unit(x) @ weights if x is not None else None
-        query, kv = (None, None) if x is None else (qkv[:, :inner], qkv[:, inner:])
-    else:
-        old = cache.states[cache.index(late), cache.index(position)]
-        query = None if x is None else engine.unit(x) @ weights[:, :inner]
-        kv = engine.unit(old if x is None else torch.cat([x, old])) @ weights[:, inner:]
-    if kv is None:
-        return None
-    if x is not None:
-        late, position = np.concatenate([rows, late]), np.concatenate([np.full(len(rows), t), position])
-    at = cache.index(late), slice(None), cache.index(position)
-    for cached, new in zip((cache.keys[l], cache.values[l]), kv.unflatten(1, (2, cache.heads, -1)).unbind(1)):
-        cached[at] = new
-    return query
+        if x is None:
+            return None
+        qkv = engine.unit(x) @ weights
+        if len(rows) == cache.rows:
+            cache.kv[l][:, :, :, t] = qkv[:, inner:].unflatten(1, (2, cache.heads, -1)).transpose(0, 1)
+        else:
+            cache.put(l, rows, np.full(len(rows), t), qkv[:, inner:])
+        return qkv[:, :inner]
+    old = cache.states.view(-1, engine.width).index_select(0, cache.index(late * cache.steps + position))
+    if x is None:
+        return cache.put(l, late, position, old @ weights[:, inner:])
+    x = engine.unit(x)
+    late, position = np.concatenate([rows, late]), np.concatenate([np.full(len(rows), t), position])
+    cache.put(l, late, position, torch.cat([x, old]) @ weights[:, inner:])
+    return x @ weights[:, :inner]
 
 # %% ../nbs/calm_decoding.ipynb #22f9d588
-def _attend(query, keys, values, bias):
-    "One query a row: (rows, inner) over (rows, heads, positions, d_kv)."
-    rows, heads, length, width = keys.shape
-    query, keys, values = query.reshape(rows * heads, 1, width), keys.flatten(0, 1), values.flatten(0, 1)
-    scores = torch.bmm(query, keys.transpose(1, 2))
+def _attend(query, kv, bias, at):
+    "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
+    rows, crowd = len(query), kv.shape[1]
+    if at is not None and 3 * rows >= crowd:
+        return _attend(query.new_zeros(crowd, query.shape[1]).index_copy_(0, at, query), kv, bias, None).index_select(0, at)
+    if at is not None:
+        kv, bias = kv.index_select(1, at), bias if bias is None or len(bias) == 1 else bias.index_select(0, at)
+    (keys, values), (heads, length, width) = kv.flatten(1, 2), kv.shape[2:]
+    scores = torch.bmm(query.reshape(rows * heads, 1, width), keys.transpose(1, 2))
     if bias is not None:
         scores = (scores.view(rows, heads, 1, length) + bias).view(rows * heads, 1, length)
     return torch.bmm(torch.softmax(scores, -1), values).view(rows, heads * width)
@@ -568,22 +584,14 @@ def crowd_layer(
     "One decoder layer for one token of some rows."
     engine, weights = cache.engine, cache.engine.layers[l]
     at = None if len(rows) == cache.rows else cache.index(rows)
-
-    def mine(tensor):
-        return tensor if at is None or tensor is None else tensor.index_select(0, at)
-
     query = crowd_fill(cache, l, rows, t, x)
-    bias = cache.distances[..., cache.steps - 1 - t :]
-    context = _attend(query, mine(cache.keys[l][:, :, : t + 1]), mine(cache.values[l][:, :, : t + 1]), bias)
+    context = _attend(query, cache.kv[l][:, :, :, : t + 1], cache.distances[..., cache.steps - 1 - t :], at)
     x = torch.addmm(x, context, weights.o)
-    keys, values = cache.cross_of(l)
-    context = _attend(engine.unit(x) @ weights.cross_q, mine(keys), mine(values), mine(cache.mask))
+    context = _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), cache.mask, at)
     x = torch.addmm(x, context, weights.cross_o)
-    wide = engine.unit(x) @ weights.wi
-    bent = engine.bend(wide[:, : weights.wo.shape[0]])
-    if wide.shape[1] > weights.wo.shape[0]:
-        bent = bent * wide[:, weights.wo.shape[0] :]
-    return torch.addmm(x, bent, weights.wo)
+    wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
+    bent = engine.bend(wide[:, :inner])
+    return torch.addmm(x, bent * wide[:, inner:] if wide.shape[1] > inner else bent, weights.wo)
 
 # %% ../nbs/calm_decoding.ipynb #7a8a9c2c
 @dataclass(frozen=True)
@@ -607,12 +615,14 @@ def _finite(logits, t):
     return logits
 
 
-def _sure(value, rows, measure, t):
+def _sure(value, state):
     "Confidences as numbers, one a row."
-    value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value, dtype=float)
+    value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else value
     value = np.asarray(value, dtype=float).reshape(-1)
-    if len(value) != rows or np.isnan(value).any():
-        refuse("confidence", f"{value[:4]} at token {t}", f"{rows} number(s), one a row, none of them NaN")
+    if np.isnan(value).any():
+        _finite(state.engine.logits(state.hidden), state.step)
+    if len(value) != len(state.hidden) or np.isnan(value).any():
+        refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
 
 # %% ../nbs/calm_decoding.ipynb #44ab86fd
@@ -627,13 +637,12 @@ def _lone_token(engine, cache, plan, state, x, t, depth):
         if asks and plan.first <= layer < layers:
             confidence = plan.measure(state.at(x, previous, layer))
             if type(confidence) is not torch.Tensor or confidence.numel() != 1:
-                confidence = _sure(confidence, 1, plan.measure, t)[0]
-            confidence = float(confidence)
+                confidence = _sure(confidence, state)
+            confidence = confidence.item()
             if confidence >= threshold:
                 break
             if confidence != confidence:
-                _finite(engine.logits(x), t)
-                _sure(confidence, 1, plan.measure, t)
+                _sure(confidence, state)
     return x, layer, confidence if layer < layers else math.nan
 
 
@@ -682,7 +691,7 @@ def _crowd_step(engine, cache, plan, state, tokens, names, places, t):
         previous, x = x, crowd_layer(cache, layer - 1, x, places[here], t)
         leaves, checked = depth[here] <= layer, asks and plan.first <= layer < plan.layers
         if checked:
-            confidence[here] = _sure(plan.measure(state.at(x, previous, layer, here)), len(here), plan.measure, t)
+            confidence[here] = _sure(plan.measure(state.at(x, previous, layer, here)), state)
             leaves = leaves | (confidence[here] >= threshold)
         if not leaves.any():
             continue
@@ -806,9 +815,11 @@ def _as_table(input_ids, pad):
     "Token ids as (rows, length) and what of it is there."
     if not isinstance(input_ids, (torch.Tensor, np.ndarray)):
         rows = list(input_ids) if isinstance(input_ids, (list, tuple)) else refuse("input_ids", input_ids, "token ids")
+        if not rows:
+            refuse("input_ids", "no token", "at least one token")
         rows = [rows] if rows and all(np.ndim(row) == 0 for row in rows) else rows
         rows = [np.asarray(row) for row in rows]
-        if not rows or any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
+        if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
             refuse("input_ids", input_ids, "one or more lists of whole-number token ids")
         if not all(row.size for row in rows):
             refuse("input_ids", f"no token in row {[row.size for row in rows].index(0)}", "at least one token in each row")
@@ -962,3 +973,37 @@ def _streamed(decoder, ids, there, plan, spell):
             longer = None if spell is None else spell([t for t in tokens if t != plan.stop])
             said[row] = tokens, longer
             yield Token(row, len(tokens) - 1, token, layer, confidence, None if spell is None else longer[len(text):])
+
+# %% ../nbs/calm_decoding.ipynb #0d3cf348
+def decoding_work(
+    config: CalmConfig,  # of the model
+    layers,  # exit layers: one sequence a text
+    measure=None,  # what is checked on the way; None for nothing
+    first_layer: int = 1,  # no check before it
+) -> int:  # multiply-adds, without attention's own products, which are few
+    "Work of decoding these exit sequences, lazy keys and values included."
+    d, inner, top = config.d_model, config.num_heads * config.d_kv, config.num_decoder_layers
+    layer = 6 * d * inner + (3 if config.feed_forward.startswith("gated") else 2) * d * config.d_ff
+    head, total = d * config.vocab_size, 0
+    measure = None if measure is None else find_measure(measure)
+    for text in layers:
+        depth = np.asarray(text)
+        total += layer * int(depth.sum()) + head * len(depth)
+        for k in range(1, top + 1):
+            visits = np.flatnonzero(depth >= k)
+            if len(visits):
+                total += 2 * d * inner * int((depth[: visits[-1]] < k).sum())
+        if measure is not None:
+            checks = np.clip(np.minimum(depth, top - 1) - max(first_layer, measure.first_layer) + 1, 0, None)
+            total += measure.work(config) * int(checks.sum())
+            total -= head * int(((depth < top) & (checks > 0)).sum()) if measure.uses_head else 0
+    return total
+
+
+def predicted_speedup(
+    config: CalmConfig,  # of the model
+    layers,  # exit layers: one sequence a text
+    measure=None,  # what is checked on the way; None for nothing
+) -> float:  # how many times less work than the full model
+    "Speed-up over the full decoder if time were multiply-adds."
+    return decoding_work(config, [[config.num_decoder_layers] * len(text) for text in layers]) / decoding_work(config, layers, measure)
