@@ -6,8 +6,8 @@
 __all__ = ['METRICS', 'GRAMMARS', 'E2E_SLOTS', 'SPECIAL', 'TOKENIZERS', 'E2E_URL', 'E2E_SHA256', 'Example', 'TextTask',
            'grammar_task', 'delexicalise', 'load_e2e', 'Tokens', 'train_tokens', 'task_tokens', 'token_rows',
            'split_valid', 'rouge_l', 'token_f1', 'corpus_bleu', 'similarity', 'read_rows', 'merge_examples',
-           'read_pairs', 'hold_out', 'read_cnn_dm', 'read_wmt', 'read_squad', 'read_e2e_cleaned', 'raw_text', 'fetch',
-           'fetch_e2e']
+           'read_pairs', 'write_pairs', 'hold_out', 'read_cnn_dm', 'read_wmt', 'read_squad', 'read_e2e_cleaned',
+           'raw_text', 'fetch', 'fetch_e2e']
 
 # %% ../nbs/calm_data.ipynb #dba4bd2f
 import collections
@@ -474,10 +474,20 @@ def read_pairs(
         missing = [column for column in (source, *([target] if need_target else []), *([group] if group else [])) if row.get(column) in (None, "")]
         if missing:
             refuse(f"row {i} of {path}", f"no {missing[0]!r} among {[str(key) for key in row]}", f"a row with {missing[0]!r}")
-        texts = row.get(target)
-        for text in texts if isinstance(texts, list) else [texts or None]:
+        texts = row.get(target) or [None]
+        for text in texts if isinstance(texts, list) else [texts]:
             merged.append((str(row[source]), text, str(row[group]) if group else ""))
     return merge_examples(merged)
+
+
+def write_pairs(
+    examples,  # of a task
+    path,  # a .jsonl file
+):
+    "Examples as JSON lines that `read_pairs(path, group='group')` reads back."
+    with whole_file(path) as file:
+        for example in examples:
+            file.write(json.dumps({"source": example.source, "target": list(example.references), "group": example.group}, ensure_ascii=False) + "\n")
 
 
 def hold_out(

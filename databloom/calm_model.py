@@ -360,7 +360,8 @@ def load_model(
     "The model in a folder, ours or a T5 of Hugging Face."
     load = need("safetensors.torch", "calm").load_file
     folder = Path(folder)
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
         refuse("folder", str(folder), "a folder with config.json and safetensors")
     try:
