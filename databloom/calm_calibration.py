@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CONSISTENCIES', 'DEFAULT_THRESHOLDS', 'Answers', 'System', 'textual_losses', 'reference_risk', 'risk_losses',
            'weights_digest', 'function_digest', 'fingerprint', 'Guarantee', 'guarantee_words', 'CalibratedModel',
-           'calibrate', 'save_system', 'load_system', 'save_calibrated', 'load_calibrated']
+           'calibrate', 'save_system', 'load_system', 'save_calibrated', 'load_calibrated', 'LossTable', 'loss_table',
+           'Violations', 'violation_rate', 'split_rate']
 
 # %% ../nbs/calm_calibration.ipynb #171cb612
 import hashlib
@@ -430,3 +431,125 @@ def load_calibrated(
     if metric is None and guarantee.metric not in METRICS:
         refuse("metric", None, f"given, since {guarantee.metric!r} is not a known likeness")
     return CalibratedModel(load_system(folder), guarantee, measure, metric)
+
+# %% ../nbs/calm_calibration.ipynb #d1e03952
+@dataclass(frozen=True, eq=False)
+class LossTable(Result):
+    "Losses of every prompt at every threshold, and the layers that were used."
+    measure: str  # of confidence
+    thresholds: tuple  # falling
+    textual: np.ndarray  # (prompts, thresholds)
+    risk: np.ndarray | None  # (prompts, thresholds); None without references
+    layers: np.ndarray  # (prompts, thresholds), sum over the tokens of an answer
+    counts: np.ndarray  # (prompts, thresholds), tokens of the answer
+    num_layers: int  # L
+
+    def mean_layers(self) -> np.ndarray:
+        "Layers per token at each threshold."
+        return self.layers.sum(0) / self.counts.sum(0)
+
+    def save(self, path):
+        "Write the table as .npz, without pickle."
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        with whole_file(path, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path) -> "LossTable":
+        "Read a saved table."
+        with np.load(path, allow_pickle=False) as saved:
+            found = {f.name: saved[f.name] if f.name in saved else None for f in fields(cls)}
+        return cls(**{**found, "measure": str(found["measure"]), "thresholds": tuple(found["thresholds"].tolist()), "num_layers": int(found["num_layers"])})
+
+
+def loss_table(
+    system: System,  # the model, its tokens and limits
+    examples,  # prompts, with references for the risk
+    measure="softmax",  # of confidence
+    thresholds=DEFAULT_THRESHOLDS,  # falling
+    temperature: float | None = None,  # of the decay
+    metric="rouge_l",  # likeness in [0, 1]
+) -> LossTable:  # every threshold is paid for
+    "Both losses and the layers of every prompt at every threshold."
+    examples, thresholds = list(examples), _check_thresholds(thresholds)
+    prompts, references = [e.source for e in examples], [e.references for e in examples]
+    full, columns = system.answer(prompts), []
+    for threshold in thresholds:
+        early = system.answer(prompts, Confidence(measure, threshold, temperature, length=system.max_new_tokens))
+        risk = risk_losses(early.texts, full.texts, references, metric) if all(references) else None
+        columns.append((textual_losses(early.texts, full.texts, metric), risk, [sum(row) for row in early.layers], [len(row) for row in early.layers]))
+    textual, risk, layers, counts = (None if part[0] is None else np.array(part).T for part in zip(*columns))
+    return LossTable(find_measure(measure).name, tuple(thresholds), textual, risk, layers, counts, full.num_layers)
+
+# %% ../nbs/calm_calibration.ipynb #993f2227
+@dataclass(frozen=True)
+class Violations(Result):
+    "How often a calibrated threshold broke its promise."
+    alpha: float  # the tolerance
+    delta: float  # the error probability that was promised
+    method: str  # the p-value
+    n: int  # prompts in a calibration set
+    trials: int  # calibrations
+    violations: int  # whose true risk exceeds alpha
+    limit: int  # the most that a valid procedure shows, but for one time in a hundred
+    layers: float  # mean over trials of the layers at the chosen threshold
+    reference: int  # trials in which nothing was certified
+
+    def __str__(self):
+        return (f"{self.method:>20}, alpha {self.alpha:g}: {self.violations} violations in {self.trials} (limit {self.limit}), "
+                f"{self.layers:.2f} layers, {self.reference} times the full model")
+
+
+def violation_rate(
+    losses,  # (prompts, thresholds), the most careful threshold first
+    layers,  # (thresholds,), layers per token
+    num_layers: int,  # L, for trials in which nothing is certified
+    alpha: float,  # tolerance
+    *,
+    delta: float = 0.05,  # error probability
+    method: str = "wsr",  # the p-value
+    n: int = 640,  # prompts in a calibration set
+    trials: int = 1000,  # calibrations
+    random_state=0,  # the draws
+) -> Violations:  # counted against the table's own means
+    "Calibrate again and again on sets drawn with replacement, and count broken promises."
+    import warnings
+
+    from scipy.stats import binom
+
+    losses, layers, rng = np.asarray(losses), np.asarray(layers), generator(random_state)
+    truth, broken, depth, none = losses.mean(0), 0, [], 0
+    for _ in range(check_count("trials", trials)):
+        drawn = losses[rng.integers(len(losses), size=check_count("n", n))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chosen = learn_then_test(lambda j: drawn[:, j], alpha, delta, settings=list(range(losses.shape[1])), method=method).chosen
+        none += chosen is None
+        depth.append(num_layers if chosen is None else layers[chosen])
+        broken += chosen is not None and truth[chosen] > alpha
+    return Violations(alpha, delta, method, n, trials, int(broken), int(binom.ppf(0.99, trials, delta)), float(np.mean(depth)), int(none))
+
+# %% ../nbs/calm_calibration.ipynb #464c1ad0
+def split_rate(
+    losses,  # (prompts, thresholds)
+    alpha: float,  # tolerance
+    *,
+    delta: float = 0.05,  # error probability
+    method: str = "wsr",  # the p-value
+    share: float = 0.8,  # of the prompts, for calibration
+    trials: int = 50,  # splits
+    random_state=0,  # which prompts
+) -> float:  # share of splits whose test mean exceeds alpha
+    "The paper's 80/20 trials: how often the mean loss of the test part exceeds the level."
+    import warnings
+
+    losses, rng, above = np.asarray(losses), generator(random_state), 0
+    cut = round(check_probability("share", share, True, True) * len(losses))
+    for _ in range(check_count("trials", trials)):
+        order = rng.permutation(len(losses))
+        part, rest = losses[order[:cut]], losses[order[cut:]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chosen = learn_then_test(lambda j: part[:, j], alpha, delta, settings=list(range(losses.shape[1])), method=method).chosen
+        above += chosen is not None and rest[:, chosen].mean() > alpha
+    return above / trials

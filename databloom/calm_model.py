@@ -462,19 +462,14 @@ def make_batch(
 
 # %% ../nbs/02_calm_model.ipynb #68bbeb37
 def epoch_batches(
-    rows,  # pairs of token lists
+    count: int,  # rows there are
     batch_size: int,  # rows in a batch
-    seed,  # of the training
+    seed: int,  # of the training
     epoch: int,  # which pass over the rows
 ) -> list[np.ndarray]:  # indices of the rows of each batch, in the order of training
-    "One pass over the rows in shuffled batches of like length; a function of seed and epoch alone."
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(rows))
-    lengths = np.array([len(rows[i][1]) * 1000 + len(rows[i][0]) for i in order])
-    pool = batch_size * 40
-    order = np.concatenate([order[i:i + pool][np.argsort(lengths[i:i + pool], kind="stable")] for i in range(0, len(order), pool)])
-    batches = [order[i:i + batch_size] for i in range(0, len(order), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))]
+    "One pass over the rows in shuffled batches; a function of seed and epoch alone."
+    order = np.random.default_rng([seed, 0, epoch]).permutation(count)
+    return [order[i:i + batch_size] for i in range(0, count, batch_size)]
 
 # %% ../nbs/02_calm_model.ipynb #a323174d
 def layer_losses(
@@ -698,7 +693,7 @@ def _run(model, rows, valid_rows, settings, folder, save_every, stop, progress):
             started, step = time.perf_counter(), story["step"]
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                order = epoch_batches(rows, settings["batch_size"], settings["seed"], epoch)
+                order = epoch_batches(len(rows), settings["batch_size"], settings["seed"], epoch)
             loss, words = _step(model, optimizer, [rows[i] for i in order[step % per_epoch]], weights, settings, step)
             story["recent"].append(loss)
             story.update(step=step + 1, words=story["words"] + words, seconds=story["seconds"] + time.perf_counter() - started)
