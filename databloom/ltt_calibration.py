@@ -6,10 +6,10 @@
 __all__ = ['p_value_methods', 'test_procedures', 'preferences', 'hoeffding_p_value', 'hoeffding_upper_bound', 'bentkus_p_value',
            'bentkus_upper_bound', 'hoeffding_bentkus_p_value', 'hoeffding_bentkus_upper_bound', 'binomial_p_value',
            'binomial_upper_bound', 'empirical_bernstein_p_value', 'empirical_bernstein_upper_bound', 'wsr_p_value',
-           'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'bonferroni', 'holm', 'fixed_sequence',
-           'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order', 'difference_losses',
-           'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan', 'Calibration',
-           'learn_then_test', 'LearnThenTest']
+           'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'p_value', 'upper_bound', 'bonferroni',
+           'holm', 'fixed_sequence', 'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order',
+           'difference_losses', 'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan',
+           'check_setting_order', 'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
 
 # %% ../nbs/03_ltt_calibration.ipynb #e2100caa
 import math
@@ -20,7 +20,8 @@ import numpy as np
 from scipy.special import betaincc, betainccinv, ndtr, ndtri, rel_entr
 
 from databloom.core import (
-    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, generator, need, plain, refuse,
+    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, generator, need, patch_to, plain,
+    refuse,
 )
 
 # %% ../nbs/03_ltt_calibration.ipynb #d5c5fe5f
@@ -36,14 +37,14 @@ def _mean_and_count(losses, mean, n):
         refuse("n", n, "a whole number of examples")
     return check_array("mean", mean, ndim=None, low=0, high=1), counts
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #51bfc45a
 def _loss_table(losses):
     table = check_array("losses", losses, ndim=None, low=0, high=1)
     if table.ndim not in (1, 2):
         refuse("losses", f"an array of shape {table.shape}", "one column of losses, or a table with a column a setting")
     return table
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #f931d7c6
 def _open_unit(name, value):
     "A level or an array of levels, strictly between 0 and 1."
     array = check_array(name, value, ndim=None)
@@ -59,11 +60,11 @@ def hoeffding_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "Hoeffding's p-value for 'the risk exceeds alpha' (Learn then Test, section 3; eq. 9 of CALM)."
+    "Hoeffding's p-value for 'the risk exceeds alpha' (CALM eq. 9)."
     mean, n = _mean_and_count(losses, mean, n)
     return np.exp(-2 * n * np.maximum(0, _open_unit("alpha", alpha) - mean) ** 2)[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #56d9cdf4
 def hoeffding_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -80,7 +81,7 @@ def _chernoff_p_value(mean, n, alpha):
     low = np.minimum(mean, alpha)
     return np.exp(-n * (rel_entr(low, alpha) + rel_entr(1 - low, 1 - alpha)))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #6673420a
 def _chernoff_upper_bound(mean, n, delta):
     low = np.broadcast_to(mean, np.broadcast_shapes(np.shape(mean), np.shape(n), np.shape(delta))).astype(float)
     high = np.ones_like(low)
@@ -97,19 +98,19 @@ def _ceil_of_sum(mean, n):
     nearest = np.rint(total)
     return np.where(np.abs(total - nearest) <= 8 * np.finfo(float).eps * n, nearest, np.ceil(total))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #d5ec5bba
 def _binomial_tail(k, n, alpha):
     "P(Bin(n, alpha) <= k); betaincc keeps its relative accuracy far into the tail."
     k, n, alpha = np.broadcast_arrays(k, n, alpha)
     return np.where(k >= n, 1.0, betaincc(np.minimum(k, n - 1) + 1.0, np.maximum(n - k, 1.0), alpha))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #1fa9e0a6
 def _binomial_tail_inverse(k, n, tail):
     "The alpha for which P(Bin(n, alpha) <= k) = tail."
     k, n, tail = np.broadcast_arrays(k, n, tail)
     return np.where(k >= n, 1.0, betainccinv(np.minimum(k, n - 1) + 1.0, np.maximum(n - k, 1.0), tail))
 
-# %% ../nbs/03_ltt_calibration.ipynb #d5ec5bba
+# %% ../nbs/03_ltt_calibration.ipynb #b1e95e22
 def bentkus_p_value(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -117,11 +118,11 @@ def bentkus_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "Bentkus's p-value for 'the risk exceeds alpha' (Bentkus 2004; Learn then Test, section 3)."
+    "Bentkus's p-value for 'the risk exceeds alpha' (Bentkus 2004)."
     mean, n = _mean_and_count(losses, mean, n)
     return np.minimum(1, math.e * _binomial_tail(_ceil_of_sum(mean, n), n, _open_unit("alpha", alpha)))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #86330c1b
 def bentkus_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -141,12 +142,12 @@ def hoeffding_bentkus_p_value(
     mean=None,  # instead of losses: their mean
     n=None,  # and the number of examples
 ):  # a p-value for each column
-    "The Hoeffding-Bentkus p-value for 'the risk exceeds alpha' (Learn then Test, section 3)."
+    "The Hoeffding-Bentkus p-value for 'the risk exceeds alpha' (Angelopoulos et al. 2021)."
     mean, n = _mean_and_count(losses, mean, n)
     alpha = _open_unit("alpha", alpha)
     return np.minimum(_chernoff_p_value(mean, n, alpha), math.e * _binomial_tail(_ceil_of_sum(mean, n), n, alpha))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #e4dd4c04
 def hoeffding_bentkus_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -170,7 +171,7 @@ def _zero_one(losses, mean, n):
     mean, n = _mean_and_count(losses, mean, n)
     return np.rint(mean * n), n
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #7cbe5b6f
 def binomial_p_value(
     losses=None,  # losses, each 0 or 1: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -181,7 +182,7 @@ def binomial_p_value(
     "The exact binomial p-value for 'the risk exceeds alpha'; for losses of 0 and 1 only."
     return _binomial_tail(*_zero_one(losses, mean, n), _open_unit("alpha", alpha))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #a7018690
 def binomial_upper_bound(
     losses=None,  # losses, each 0 or 1: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -201,7 +202,7 @@ def _mean_variance_count(losses, mean, variance, n):
         return mean, check_array("variance", variance, ndim=None, low=0), n
     return mean, np.var(losses, axis=0, ddof=1) if n > 1 else np.zeros_like(mean), n
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #b8892af0
 def empirical_bernstein_p_value(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha=None,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -217,7 +218,7 @@ def empirical_bernstein_p_value(
     root = 2 * room / np.maximum(line + np.sqrt(line**2 + 4 * square * room), np.finfo(float).tiny)
     return np.where(np.equal(n, 1), 1.0, np.minimum(1, 2 * np.exp(-(root**2))))[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #2ba7ba25
 def empirical_bernstein_upper_bound(
     losses=None,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with at most this probability
@@ -240,7 +241,7 @@ def _blocks(table):
         columns = slice(first, first + width)
         yield columns, np.ascontiguousarray(table[:, columns].T)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #08a0ab60
 def _stakes(rows, bet_level):
     "The sceptic's stakes, each from the losses before it."
     n = rows.shape[1]
@@ -285,7 +286,7 @@ def _refuted_from(rows, stakes, target, tolerance=1e-9):
         guess = np.where((newton > low) & (newton < high), newton, (low + high) / 2)
     return high
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #d25a4845
 def wsr_upper_bound(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting; rows in an order that does not depend on them
     delta=0.05,  # the bound fails with at most this probability
@@ -305,6 +306,9 @@ def wsr_upper_bound(
     return bounds.reshape(shape)[()]
 
 # %% ../nbs/03_ltt_calibration.ipynb #8d8ea71f
+_no_spread = 1e-28  # the variance that rounding gives to losses that are all the same
+
+# %% ../nbs/03_ltt_calibration.ipynb #eff26eec
 def clt_p_value(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting
     alpha,  # the level that the risk is doubted to exceed, in (0, 1)
@@ -312,17 +316,17 @@ def clt_p_value(
     "The central-limit p-value for 'the risk exceeds alpha': ASYMPTOTIC, not guaranteed for any finite sample."
     mean, variance, n = _mean_variance_count(losses, None, None, None)
     alpha = _open_unit("alpha", alpha)
-    scale = np.sqrt(np.maximum(variance, np.finfo(float).tiny) / n)
-    return np.where(variance > 0, ndtr((mean - alpha) / scale), 1.0)[()]
+    scale = np.sqrt(np.maximum(variance, _no_spread) / n)
+    return np.where(variance > _no_spread, ndtr((mean - alpha) / scale), 1.0)[()]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #ac2c30a8
 def clt_upper_bound(
     losses,  # losses in [0, 1]: one column, or a table with a column a setting
     delta=0.05,  # the bound fails with about this probability in the limit
 ):  # an asymptotic upper bound on the risk for each column
     "The inverse of the central-limit p-value: ASYMPTOTIC, not guaranteed for any finite sample."
     mean, variance, n = _mean_variance_count(losses, None, None, None)
-    return np.where(variance > 0, np.clip(mean - ndtri(_open_unit("delta", delta)) * np.sqrt(variance / n), 0, 1), 1.0)[()]
+    return np.where(variance > _no_spread, np.clip(mean - ndtri(_open_unit("delta", delta)) * np.sqrt(variance / n), 0, 1), 1.0)[()]
 
 # %% ../nbs/03_ltt_calibration.ipynb #9ae67ddc
 @dataclass(frozen=True)
@@ -333,32 +337,80 @@ class PValueMethod:
     upper_bound: object  # function of losses and delta
     guaranteed: bool = True  # False for asymptotic methods
     bets: bool = False  # whether it takes the level for which to tune
+    mean_is_enough: bool = False  # whether it needs of the losses only their mean
 
     def p(self, table, alpha, level):
-        "p-values of the columns, tuned for an error level where the method can be."
-        return self.p_value(table, alpha, **({"bet_level": level} if self.bets else {}))
+        "p-values of the columns of checked losses, tuned for an error level where the method can be."
+        return self.p_value(alpha=alpha, **self._arguments(table, level))
 
     def bound(self, table, delta, level):
         "Upper bounds of the columns at error delta, with the stakes of `p`."
-        return self.upper_bound(table, delta, **({"bet_level": level} if self.bets else {}))
+        return self.upper_bound(delta=delta, **self._arguments(table, level))
 
+    def _arguments(self, table, level):
+        if self.mean_is_enough:
+            return {"mean": table.mean(axis=0), "n": len(table)}
+        return {"losses": table, "bet_level": level} if self.bets else {"losses": table}
 
+# %% ../nbs/03_ltt_calibration.ipynb #f8ecf3bd
 p_value_methods = {
     "wsr": PValueMethod("betting (WSR)", wsr_p_value, wsr_upper_bound, bets=True),
-    "hoeffding_bentkus": PValueMethod("Hoeffding-Bentkus", hoeffding_bentkus_p_value, hoeffding_bentkus_upper_bound),
+    "hoeffding_bentkus": PValueMethod("Hoeffding-Bentkus", hoeffding_bentkus_p_value, hoeffding_bentkus_upper_bound, mean_is_enough=True),
     "binomial": PValueMethod("exact binomial", binomial_p_value, binomial_upper_bound),
     "empirical_bernstein": PValueMethod("empirical Bernstein", empirical_bernstein_p_value, empirical_bernstein_upper_bound),
-    "bentkus": PValueMethod("Bentkus", bentkus_p_value, bentkus_upper_bound),
-    "hoeffding": PValueMethod("Hoeffding", hoeffding_p_value, hoeffding_upper_bound),
+    "bentkus": PValueMethod("Bentkus", bentkus_p_value, bentkus_upper_bound, mean_is_enough=True),
+    "hoeffding": PValueMethod("Hoeffding", hoeffding_p_value, hoeffding_upper_bound, mean_is_enough=True),
     "clt": PValueMethod("central limit theorem (ASYMPTOTIC, not guaranteed)", clt_p_value, clt_upper_bound, guaranteed=False),
 }
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #18c472dd
 def _method_name(name):
     "A method's name; hyphens will do, and so will hb and eb."
     word = name.replace("-", "_").lower() if isinstance(name, str) else name
     word = {"hb": "hoeffding_bentkus", "eb": "empirical_bernstein"}.get(word, word)
     return check_choice("method", word, tuple(p_value_methods))
+
+# %% ../nbs/03_ltt_calibration.ipynb #4b823713
+def _unit_interval(value, low, high):
+    return value if (low, high) == (0, 1) else np.clip((value - low) / (high - low), 0, 1)
+
+
+def _check_range(loss_range):
+    try:
+        low, high = loss_range
+    except (TypeError, ValueError):
+        refuse("loss_range", loss_range, "a pair (low, high)")
+    low, high = check_number("loss_range", low), check_number("loss_range", high)
+    if low >= high:
+        refuse("loss_range", (low, high), "a pair (low, high) with low < high")
+    return low, high
+
+# %% ../nbs/03_ltt_calibration.ipynb #16e4353a
+def p_value(
+    losses,  # losses: one column, or a table with a column a setting
+    alpha: float,  # the level that the risk is doubted to exceed, inside the range
+    method: str = "wsr",  # one of `p_value_methods`
+    *,
+    loss_range=(0, 1),  # the smallest and the largest possible loss
+):  # a p-value for each column
+    "The p-value of a named method for 'the risk exceeds alpha', for losses of any stated range."
+    low, high = _check_range(loss_range)
+    alpha = check_number("alpha", alpha, low, high, True, True)
+    unit = _unit_interval(check_array("losses", losses, ndim=None, low=low, high=high), low, high)
+    return p_value_methods[_method_name(method)].p_value(unit, (alpha - low) / (high - low))
+
+# %% ../nbs/03_ltt_calibration.ipynb #390141d1
+def upper_bound(
+    losses,  # losses: one column, or a table with a column a setting
+    delta: float = 0.05,  # the bound fails with at most this probability
+    method: str = "wsr",  # one of `p_value_methods`
+    *,
+    loss_range=(0, 1),  # the smallest and the largest possible loss
+):  # an upper bound on the risk for each column, in the range
+    "The upper confidence bound of a named method on the risk, for losses of any stated range."
+    low, high = _check_range(loss_range)
+    unit = _unit_interval(check_array("losses", losses, ndim=None, low=low, high=high), low, high)
+    return low + (high - low) * p_value_methods[_method_name(method)].upper_bound(unit, delta)
 
 # %% ../nbs/03_ltt_calibration.ipynb #d9e96168
 def _p_array(p_values):
@@ -367,7 +419,7 @@ def _p_array(p_values):
         refuse("p_values", p_values, "an array whose last axis runs over the settings")
     return array
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #f45a2818
 def bonferroni(
     p_values,  # p-values; the last axis runs over the settings
     delta: float,  # the probability of error
@@ -376,7 +428,7 @@ def bonferroni(
     p_values = _p_array(p_values)
     return p_values <= check_number("delta", delta, 0, 1, True, True) / p_values.shape[-1]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #76776189
 def holm(
     p_values,  # p-values; the last axis runs over the settings
     delta: float,  # the probability of error
@@ -401,7 +453,7 @@ def _start_positions(starts, k):
         refuse("starts", starts, "different positions in the order, at least one")
     return sorted(positions)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #055a5306
 def fixed_sequence(
     p_values,  # p-values in the order of testing (last axis), or a function that gives the p-value at a position
     delta: float,  # the probability of error
@@ -420,15 +472,16 @@ def fixed_sequence(
         valid[..., start:] |= np.logical_and.accumulate(passed[..., start:], axis=-1)
     return valid
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #1399c4cf
 def _lazy_walks(p_value, delta, positions, k):
-    valid = np.zeros(k, dtype=bool)
+    passed = {}
     for start in positions:
         for j in range(start, k):
-            if not valid[j] and not p_value(j) <= delta / len(positions):
+            if j not in passed:
+                passed[j] = p_value(j) <= delta / len(positions)
+            if not passed[j]:
                 break  # p-values beyond the first failure are never asked for
-            valid[j] = True
-    return valid
+    return np.array([passed.get(j, False) for j in range(k)], dtype=bool)
 
 # %% ../nbs/03_ltt_calibration.ipynb #0f7af06f
 def chain_graph(
@@ -441,7 +494,7 @@ def chain_graph(
     weights[positions] = 1 / len(positions)
     return weights, np.eye(k, k=1)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c588f0d5
 def grid_graph(
     rows: int,  # settings of the first knob, most conservative first
     columns: int,  # settings of the second knob, most conservative first
@@ -455,7 +508,7 @@ def grid_graph(
     transitions /= np.maximum(1, transitions.sum(axis=1, keepdims=True))
     return np.eye(1, k)[0], transitions
 
-# %% ../nbs/03_ltt_calibration.ipynb #c588f0d5
+# %% ../nbs/03_ltt_calibration.ipynb #f7cd0d15
 def _check_graph(weights, transitions, k):
     weights = check_array("weights", weights, low=0, high=1)
     transitions = check_array("transitions", transitions, ndim=2, low=0, high=1).copy()
@@ -465,7 +518,7 @@ def _check_graph(weights, transitions, k):
         refuse("weights and transitions", weights.sum(), "shares that sum to at most 1, from each setting and at the start, none to itself")
     return weights / max(1, weights.sum()), transitions / np.maximum(1, transitions.sum(axis=1, keepdims=True))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cac98790
 def _inherit(weights, transitions, gone, left):
     "Pass the share of a dropped doubt on and rewire the graph around it."
     weights = weights + weights[gone] * transitions[gone]
@@ -476,7 +529,7 @@ def _inherit(weights, transitions, gone, left):
     keep = np.outer(left, left) & ~np.eye(len(left), dtype=bool)
     return np.where(left, weights, 0), np.where(keep, transitions, 0)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #5507098e
 def _graphical(p_value, delta, weights, transitions):
     k = len(weights)
     left, levels, known = np.ones(k, dtype=bool), np.zeros(k), np.full(k, np.nan)
@@ -490,14 +543,14 @@ def _graphical(p_value, delta, weights, transitions):
             return ~left, levels
         weights, transitions = _inherit(weights, transitions, passed[0], left)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c794d348
 def graphical(
     p_values,  # one p-value a setting, or a function that gives the p-value at a position
     delta: float,  # the probability of error
     weights,  # each setting's share of the level at the start, summing to at most 1
     transitions,  # row i: the proportions in which i's share is inherited, summing to at most 1
 ) -> np.ndarray:  # which settings are valid
-    "Sequential graphical testing (Bretz et al. 2009; Learn then Test, section 4)."
+    "Sequential graphical testing (Bretz et al. 2009)."
     delta = check_number("delta", delta, 0, 1, True, True)
     if callable(p_values):
         return _graphical(p_values, delta, *_check_graph(weights, transitions, len(weights)))[0]
@@ -515,7 +568,7 @@ def pareto_front(
         front[i] = not ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
     return front
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #ae969ad4
 def learned_order(
     p_values,  # p-values on the learning split, one a setting
     objectives=None,  # k x d: objectives on the learning split, all to be small; None to keep every setting
@@ -541,13 +594,13 @@ def difference_losses(
     difference = table - (reference if table.ndim == 1 else reference[:, None])
     return np.maximum(0, difference) if clip else difference
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #fd8d79d2
 def distance_losses(
     outputs,  # outputs of a setting, one an example
     reference,  # outputs of the reference system on the same examples
     distance,  # function of two outputs, in [0, 1]
 ) -> np.ndarray:  # one loss an example
-    "Losses of textual consistency: how far each output is from the reference system's (CALM eq. 3)."
+    "Losses of textual consistency: how far each output is from the reference system's (CALM's textual consistency)."
     outputs, reference = list(outputs), list(reference)
     if len(outputs) != len(reference):
         refuse("reference", f"{len(reference)} outputs", f"one output for each of the {len(outputs)} examples")
@@ -608,7 +661,7 @@ def _loss_sampler(risk, sd, pilot):
     both = risk * (1 - risk) / sd**2 - 1
     return lambda rng, shape: rng.beta(risk * both, (1 - risk) * both, shape)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #266e9a04
 def power(
     n: int,  # number of examples
     alpha: float,  # the level that the risk must keep
@@ -655,7 +708,7 @@ class Plan(Result):
 
     __repr__ = __str__
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #5e113fdc
 def plan(
     alpha: float,  # the level that the risk must keep
     delta: float = 0.05,  # the probability of error
@@ -693,34 +746,33 @@ class _Risk:
     high: float = 1.0
 
     def unit(self, value):
-        return value if (self.low, self.high) == (0, 1) else np.clip((value - self.low) / (self.high - self.low), 0, 1)
+        return _unit_interval(value, self.low, self.high)
 
     def back(self, value):
         return self.low + value * (self.high - self.low)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #9d73479c
 def _risks(alpha, loss_range):
     "The risks that the levels name, each with its range."
     several = isinstance(alpha, dict) or (np.ndim(alpha) == 1 and not isinstance(alpha, str))
     levels = alpha if isinstance(alpha, dict) else dict(enumerate(alpha)) if several else {None: alpha}
     one_range = not isinstance(loss_range, dict) and np.ndim(loss_range) == 1
-    if not levels or not (one_range or several):
+    if not levels:
         refuse("alpha", alpha, "a level, or one for each risk")
     risks = []
     for key, level in levels.items():
         name = "alpha" if key is None else f"alpha[{key!r}]"
         try:
-            low, high = loss_range if one_range else loss_range[key]
-        except (KeyError, IndexError, TypeError, ValueError):
+            low, high = _check_range(loss_range if one_range else loss_range[key])
+        except (KeyError, IndexError, TypeError):
             refuse("loss_range", loss_range, "a pair (low, high), or one for each risk")
-        low, high = check_number("loss_range", low), check_number("loss_range", high)
-        if low >= high:
-            refuse("loss_range", (low, high), "a pair (low, high) with low < high")
         risks.append(_Risk(key, check_number(name, level, low, high, True, True), low, high))
     return risks
 
 # %% ../nbs/03_ltt_calibration.ipynb #6032f747
 def _check_settings(settings, k):
+    if settings is None and k is None:
+        refuse("settings", None, "given where the losses come from a function")
     values = settings.tolist() if isinstance(settings, np.ndarray) else list(range(k) if settings is None else settings)
     values = [tuple(v) if isinstance(v, list) else v.item() if isinstance(v, np.generic) else v for v in values]
     if k is not None and len(values) != k:
@@ -736,7 +788,20 @@ def _check_settings(settings, k):
         seen.add(v)
     return values
 
+# %% ../nbs/03_ltt_calibration.ipynb #68c193cf
+def check_setting_order(
+    settings,  # settings in the order of testing; words that read as numbers count as numbers
+):
+    "Refuse numeric settings that are not sorted, one way or the other, or that are equal."
+    try:
+        numbers = [float(v) for v in settings]
+    except (TypeError, ValueError):
+        return
+    steps = np.diff(numbers)
+    if not ((steps > 0).all() or (steps < 0).all()):
+        refuse("settings", settings, "sorted and different, most conservative first, since they are tested in this order (or give `order`)")
 
+# %% ../nbs/03_ltt_calibration.ipynb #1a73b12d
 def _test_order(settings, order, matters):
     "Positions in the order of testing."
     if order is not None:
@@ -744,19 +809,19 @@ def _test_order(settings, order, matters):
         if unknown or len(set(order)) != len(order) or not len(order):
             refuse("order", order, "some or all of the settings, each once")
         return [settings.index(v) for v in order]
-    numbers = all(isinstance(v, (int, float)) for v in settings)
-    if matters and numbers and settings not in (sorted(settings), sorted(settings, reverse=True)):
-        refuse("settings", settings, "sorted, most conservative first, since they are tested in this order (or give `order`)")
+    if matters:
+        check_setting_order(settings)
     return list(range(len(settings)))
 
 # %% ../nbs/03_ltt_calibration.ipynb #05c2f8b1
 class _Evidence:
     "Losses by setting, asked for when needed, in one order of examples, as p-values."
 
-    def __init__(self, source, risks, settings, groups, random_state, method, level):
-        self.risks, self.settings, self.groups = risks, settings, groups
-        self.source, self.method, self.level = source, p_value_methods[method], level
+    def __init__(self, source, risks, groups, random_state, method, ordered):
+        self.risks, self.settings, self.groups = risks, None, groups
+        self.source, self.method, self.level = source, p_value_methods[method], None
         self.random_state, self.orders, self.n = random_state, {}, None
+        self.ordered = ordered  # whether the order of the examples matters: for betting and for splits
         self.rows = slice(None)
         self.bought, self.sizes = {}, None  # what a function has answered
         self.known = {}  # position -> a p-value and a mean loss for each risk
@@ -767,16 +832,16 @@ class _Evidence:
             self.orders[n] = np.arange(n) if same else generator(self.random_state).permutation(n)
         return self.orders[n]
 
-    def losses(self, risk, raw):
+    def losses(self, risk, raw, where=""):
         "n x k losses in [0, 1], grouped and in order."
-        name = "losses" if risk.key is None else f"losses[{risk.key!r}]"
+        name = ("losses" if risk.key is None else f"losses[{risk.key!r}]") + where
         table = check_array(name, raw, ndim=None, low=risk.low, high=risk.high)
         if table.ndim not in (1, 2):
             refuse(name, f"an array of shape {table.shape}", "one column, or a table with a column a setting")
         table = risk.unit(table.reshape(len(table), -1))
         if self.groups is not None:
             table = np.clip(group_losses(table, self.groups)[0], 0, 1)
-        return table[self.order(len(table))]
+        return table[self.order(len(table))] if self.ordered else table
 
     def ask(self, positions):
         "Make the evidence on these settings known."
@@ -809,7 +874,7 @@ def _by_risk(risks, answer, what):
         pass
     refuse("losses", what, "given for each risk that alpha names: " + ", ".join(repr(risk.key) for risk in risks))
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cf38146d
 class _Table(_Evidence):
     "Losses that are there: a table for each risk."
 
@@ -825,7 +890,7 @@ class _Table(_Evidence):
         whole = positions == list(range(self.ready[0].shape[1]))
         return self.ready if whole else [table[:, positions] for table in self.ready]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #4f9bd041
 class _Function(_Evidence):
     "Losses that are bought: a function is asked for one setting at a time."
 
@@ -838,7 +903,7 @@ class _Function(_Evidence):
     def buy(self, setting):
         "One column for each risk."
         answer = _by_risk(self.risks, self.source(setting), "one answer")
-        columns = [self.losses(risk, raw) for risk, raw in zip(self.risks, answer)]
+        columns = [self.losses(risk, raw, f" at setting {setting!r}") for risk, raw in zip(self.risks, answer)]
         if any(column.shape[1] != 1 for column in columns):
             refuse("losses", f"several columns for setting {setting!r}", "a function that gives one loss an example")
         sizes = [len(column) for column in columns]
@@ -850,7 +915,7 @@ class _Function(_Evidence):
 # %% ../nbs/03_ltt_calibration.ipynb #b9d45d17
 test_procedures = ("fixed_sequence", "split_fixed_sequence", "bonferroni", "holm", "graphical")
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #480630f4
 def _run_test(test, evidence, order, delta, starts, graph):
     "Masks and levels, by position in `order`."
     p = lambda i: evidence.p(order[i])
@@ -928,13 +993,16 @@ def _columns(self):
     table["valid"] = [setting in self.valid for setting in self.settings]
     return table
 
-
-def _to_frame(self):
+# %% ../nbs/03_ltt_calibration.ipynb #228b2c4b
+@patch_to(Calibration)
+def to_frame(self):
     "A pandas DataFrame with a row a setting."
     return need("pandas", "frame").DataFrame(_columns(self))
 
-
-def _as_text(self, most=16):
+# %% ../nbs/03_ltt_calibration.ipynb #db34d7ea
+@patch_to(Calibration)
+def __str__(self, most=16):
+    "The answer, the guarantee, and a row a setting."
     table = _columns(self)
     k = len(self.settings)
     shown = list(range(k)) if k <= most else list(range(most - 4)) + list(range(k - 4, k))
@@ -948,16 +1016,19 @@ def _as_text(self, most=16):
     return "\n".join(head + [f"warning: {note}" for note in self.notes] + lines)
 
 
-Calibration.to_frame, Calibration.__str__, Calibration.__repr__ = _to_frame, _as_text, _as_text
+Calibration.__repr__ = Calibration.__str__
 
 # %% ../nbs/03_ltt_calibration.ipynb #93b36496
-def _plot(self, ax=None):
+@patch_to(Calibration)
+def plot(
+    self,
+    ax=None,  # matplotlib axes; new ones by default
+):  # the axes
     "Risk and upper bound against the settings; the valid region is shaded."
     with book_style() as plt:
         ax = ax or plt.subplots()[1]
         k, levels = len(self.settings), self.alpha if isinstance(self.alpha, dict) else {"risk": self.alpha}
-        numeric = all(isinstance(s, (int, float)) for s in self.settings)
-        x = np.array(self.settings, dtype=float) if numeric else np.arange(k)
+        x = _axis_values(self.settings)
         gap = np.min(np.diff(np.sort(x))) / 2 if k > 1 else 0.5
         for j in range(k):
             if self.settings[j] in self.valid:
@@ -969,15 +1040,22 @@ def _plot(self, ax=None):
             ax.axhline(level, color=line.get_color(), linestyle="--", linewidth=1, label=f"{name}: level {level:g}")
         if self.chosen is not None:
             ax.axvline(x[self.settings.index(self.chosen)], color="black", linewidth=1, label=f"chosen: {self.chosen}")
-        if not numeric:
-            ax.set_xticks(x, [str(s) for s in self.settings], rotation=90 if k > 8 else 0)
+        if any(str(s) != str(v) for s, v in zip(self.settings, x.tolist())):
+            some = np.unique(np.linspace(0, k - 1, min(k, 12)).astype(int))
+            ax.set_xticks(x[some], [str(self.settings[j]) for j in some], rotation=45 if k > 6 else 0)
         shaky = "" if self.guaranteed else " (NOT GUARANTEED)"
         ax.set(xlabel="setting (valid: shaded)", ylabel="loss", title=(self.answer.split(" (")[0] + shaky))
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, frameon=True, framealpha=0.8)
         return ax
 
-
-Calibration.plot = _plot
+# %% ../nbs/03_ltt_calibration.ipynb #ebb4b555
+def _axis_values(settings):
+    "Settings as places on an axis: their values where they are numbers (or words that read as numbers), else their ranks."
+    try:
+        x = np.array([float(s) for s in settings])
+        return x if np.isfinite(x).all() else np.arange(len(settings))
+    except (TypeError, ValueError):
+        return np.arange(len(settings))
 
 # %% ../nbs/03_ltt_calibration.ipynb #256bc17f
 preferences = ("last", "first", "cost", "risk")
@@ -993,7 +1071,7 @@ def _choose(prefer, valid, order, costs, risks):
     value = costs if prefer == "cost" else risks.reshape(len(valid), -1).max(axis=1)
     return min(places, key=lambda j: value[j])
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #b86a3aa4
 def _what_stopped(test, settings, order, valid, levels, evidence, starts):
     if test in ("fixed_sequence", "split_fixed_sequence"):
         places = _start_positions(starts, len(order))
@@ -1027,7 +1105,8 @@ def learn_then_test(
     prefer = check_choice("prefer", prefer or ("last" if costs is None else "cost"), preferences)
     if prefer == "cost" and costs is None:
         refuse("costs", None, "given where the lowest cost is preferred")
-    evidence = (_Function if callable(losses) else _Table)(losses, _risks(alpha, loss_range), None, groups, random_state, method, None)
+    ordered = p_value_methods[method].bets or test == "split_fixed_sequence"
+    evidence = (_Function if callable(losses) else _Table)(losses, _risks(alpha, loss_range), groups, random_state, method, ordered)
     evidence.settings = _check_settings(settings, None if callable(losses) else evidence.prepare())
     order = _test_order(evidence.settings, order, test in ("fixed_sequence", "graphical"))
     evidence.level, graph = _local_level(test, delta, len(order), starts, graph)
@@ -1048,14 +1127,14 @@ def _local_level(test, delta, k, starts, graph):
         return delta * max(graph[0].max(), 1 / k**2), graph
     return delta / len(_start_positions(starts, k)), None
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #44ec759b
 def _mean_costs(costs, k):
     costs = check_array("costs", costs, ndim=None)
     if costs.ndim not in (1, 2) or costs.shape[-1] != k:
         refuse("costs", f"an array of shape {costs.shape}", f"one cost for each of the {k} settings")
     return costs if costs.ndim == 1 else costs.mean(axis=0)
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #74f0e701
 def _learn_order(evidence, order, costs, fraction):
     "Learn the order on the first part of the examples; leave the evidence with the second."
     evidence.rows = slice(0, 1)
@@ -1067,12 +1146,12 @@ def _learn_order(evidence, order, costs, fraction):
     evidence.ask(order)
     known = [evidence.known[j] for j in order]
     risks = np.array([means for _, means in known])
-    objectives = None if costs is None else np.column_stack([risks, costs[order]])
-    chosen = learned_order([max(p) for p, _ in known], objectives)
+    objectives = risks if costs is None else np.column_stack([risks, costs[order]])
+    chosen = learned_order([max(p) for p, _ in known], objectives if objectives.shape[1] > 1 else None)
     evidence.known, evidence.rows, evidence.n = {}, slice(split, None), evidence.n - split
     return [order[i] for i in chosen]
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #cfeb4fdf
 def _report(evidence, test, delta, order, starts, valid, levels, costs, prefer, alpha):
     "Put the evidence into a result."
     settings, risks, k = evidence.settings, evidence.risks, len(evidence.settings)
@@ -1096,7 +1175,7 @@ def _report(evidence, test, delta, order, starts, valid, levels, costs, prefer, 
         needed=needed, costs=costs, notes=notes,
     )
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #c017f582
 def _name_of(method):
     return next(name for name, one in p_value_methods.items() if one is method)
 
@@ -1112,7 +1191,7 @@ def _evidence_arrays(evidence, at):
         bounds[known, r] = risk.back(evidence.method.bound(table, level, evidence.level))
     return p_values, means, bounds
 
-
+# %% ../nbs/03_ltt_calibration.ipynb #88a6fbb6
 def _notes(evidence, needed):
     notes = []
     if evidence.n < needed:
@@ -1169,3 +1248,29 @@ class LearnThenTest:
         self.chosen_, self.valid_ = self.result_.chosen, self.result_.valid
         self.p_values_, self.bounds_ = self.result_.p_values, self.result_.bounds
         return self
+
+# %% ../nbs/03_ltt_calibration.ipynb #128a9e4e
+def violation_rates(
+    losses,  # n x k: the stored loss table; its column means are the true risks
+    alpha: float,  # the level
+    delta: float = 0.05,  # the probability of error
+    *,
+    n: int,  # examples in a calibration set
+    methods=("wsr", "hoeffding_bentkus"),  # p-values, each in a fixed sequence; "naive" for the rule without a test
+    draws: int = 1000,  # calibration sets, drawn with replacement
+    random_state=0,  # as in `databloom.core.generator`
+) -> dict:  # for each method the true risk of the chosen setting in each draw (NaN: none chosen)
+    "True risks of the settings that are chosen from calibration sets drawn with replacement from a stored table."
+    table, rng = check_array("losses", losses, ndim=2, low=0, high=1), generator(random_state)
+    check_number("alpha", alpha, 0, 1, True, True)
+    check_number("delta", delta, 0, 1, True, True)
+    truth, chosen = table.mean(axis=0), {name: [] for name in methods}
+    for _ in range(check_count("draws", draws)):
+        sample = table[rng.integers(len(table), size=check_count("n", n))]
+        for name in methods:
+            if name == "naive":
+                good = np.flatnonzero(sample.mean(axis=0) <= alpha)
+            else:
+                good = np.flatnonzero(fixed_sequence(p_value_methods[_method_name(name)].p(sample, alpha, delta), delta))
+            chosen[name].append(truth[good[-1]] if len(good) else np.nan)
+    return {name: np.array(values) for name, values in chosen.items()}
