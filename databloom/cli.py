@@ -16,6 +16,8 @@ from . import __version__
 
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
+    "calm": "databloom.cli_calm:app",
+    "calibrate": "databloom.cli_calibrate:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['colors', 'refuse', 'check_number', 'check_probability', 'check_count', 'check_choice', 'check_array', 'need',
-           'whole_file', 'plain', 'Result', 'generator', 'book_style', 'data_folder']
+           'whole_file', 'plain', 'Result', 'patch_to', 'generator', 'book_style', 'data_folder']
 
 # %% ../nbs/core.ipynb #694856e1
 import importlib
@@ -203,6 +203,20 @@ class Result:
             with whole_file(path) as file:
                 file.write(text + "\n")
         return text
+
+# %% ../nbs/core.ipynb #db706fff
+def patch_to(
+    cls: type,  # the class that gets the function as a method
+    as_property: bool = False,  # make it a property
+):  # a decorator
+    "Add the decorated function to `cls` under its own name."
+
+    def add(function):
+        function.__qualname__ = f"{cls.__name__}.{function.__name__}"
+        setattr(cls, function.__name__, property(function) if as_property else function)
+        return function
+
+    return add
 
 # %% ../nbs/core.ipynb #6d9a9494
 def generator(
