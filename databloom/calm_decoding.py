@@ -9,7 +9,7 @@ __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register
            'lone_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
            'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
-# %% ../nbs/calm_decoding.ipynb #b029560b
+# %% ../nbs/calm_decoding.ipynb #5d20b864
 import copy
 import math
 import time
@@ -24,7 +24,7 @@ import torch
 from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
-# %% ../nbs/calm_decoding.ipynb #015615a1
+# %% ../nbs/calm_decoding.ipynb #fd3a6e00
 def recompute(
     model: CalmT5,  # the plain model
     prompt,  # its tokens, without padding
@@ -47,7 +47,7 @@ def recompute(
             x = torch.where(depth >= i, block(x, bias, memory, torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=device)), x)
         return model.head(model.normed(x))[0]
 
-# %% ../nbs/calm_decoding.ipynb #13241aeb
+# %% ../nbs/calm_decoding.ipynb #96be7f23
 class State:
     "What a confidence measure sees of the tokens still on their way: one row a token."
     __slots__ = ("hidden", "previous", "layer", "step", "rows", "memory", "engine", "_logits")
@@ -76,7 +76,7 @@ class State:
             self._logits = self.engine.logits(self.hidden)
         return self._logits
 
-# %% ../nbs/calm_decoding.ipynb #035c1737
+# %% ../nbs/calm_decoding.ipynb #ac431ab2
 @dataclass(frozen=True)
 class Measure:
     "A confidence measure: a function of a `State`, and what the decoder must know about it."
@@ -103,7 +103,7 @@ def register_measure(
 
     return enter
 
-# %% ../nbs/calm_decoding.ipynb #aaf68846
+# %% ../nbs/calm_decoding.ipynb #94229323
 def _head_work(config):
     return config.d_model * config.vocab_size
 
@@ -120,7 +120,7 @@ def softmax_gap(state: State):
     top = torch.softmax(state.logits, -1).topk(2, -1).values
     return top[..., 0] - top[..., 1]
 
-# %% ../nbs/calm_decoding.ipynb #8f2f91e2
+# %% ../nbs/calm_decoding.ipynb #2a560e68
 @register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model)
 def state_saturation(state: State):
     "Cosine of the hidden states after this layer and the one below, negative values counted as 0."
@@ -128,13 +128,13 @@ def state_saturation(state: State):
     across, lengths = (one * other).sum(-1), one.square().sum(-1) * other.square().sum(-1)
     return (across * torch.rsqrt(lengths.clamp(min=torch.finfo(lengths.dtype).tiny))).clamp(0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #765f6e90
+# %% ../nbs/calm_decoding.ipynb #545ff83e
 @register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True)
 def exit_classifier(state: State):
     "Sigmoid of the trained early-exit classifier."
     return torch.sigmoid(state.engine.exit_score(state.hidden))
 
-# %% ../nbs/calm_decoding.ipynb #4da4b57b
+# %% ../nbs/calm_decoding.ipynb #f9109baa
 def shortlist(
     size: int = 64,  # how many candidates of the first check are followed further
     ids=None,  # or: a fixed list of candidate token ids
@@ -171,7 +171,7 @@ def _among_first(size, state):
 
 measures["shortlist"] = shortlist()
 
-# %% ../nbs/calm_decoding.ipynb #ea8b46ee
+# %% ../nbs/calm_decoding.ipynb #07c5a724
 def find_measure(
     measure,  # a name from `measures`, a `Measure`, or a function of a `State`
 ) -> Measure:  # the entry
@@ -183,7 +183,7 @@ def find_measure(
     check_choice("measure", measure, measures)
     return measures[measure]
 
-# %% ../nbs/calm_decoding.ipynb #105f15d4
+# %% ../nbs/calm_decoding.ipynb #2c843f8e
 DECAY_FORMS = ("paper", "t5x")
 
 
@@ -202,7 +202,7 @@ def decayed_threshold(
     start = 0.1 if form == "paper" else 0.1 * threshold
     return np.clip(0.9 * threshold + start * np.exp(-temperature * t / length), 0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #660df4ae
+# %% ../nbs/calm_decoding.ipynb #d2d3eb09
 class ExitRule(Result):
     "How deep each token goes; the decoder asks for what it needs."
     measure = None  # what to check after each layer
@@ -257,7 +257,7 @@ class Oracle(ExitRule):
     def __str__(self):
         return "oracle"
 
-# %% ../nbs/calm_decoding.ipynb #98ad7610
+# %% ../nbs/calm_decoding.ipynb #bd6accdf
 @dataclass(frozen=True)
 class Confidence(ExitRule):
     "Leave after the first layer whose confidence is at least the threshold (CALM eq. 4)."
@@ -291,7 +291,7 @@ class Confidence(ExitRule):
     def thresholds(self, steps):
         return decayed_threshold(self.threshold, np.arange(steps), self.temperature, self.length or steps, self.form)
 
-# %% ../nbs/calm_decoding.ipynb #36098809
+# %% ../nbs/calm_decoding.ipynb #ffbb295d
 @dataclass(frozen=True)
 class Replay(ExitRule):
     "A recorded exit sequence: one for all rows or one a row. Past its end all layers are taken."
@@ -320,7 +320,7 @@ class Replay(ExitRule):
             table[i, : len(row)] = row
         return table
 
-# %% ../nbs/calm_decoding.ipynb #fcb3afdc
+# %% ../nbs/calm_decoding.ipynb #725831df
 @dataclass(frozen=True)
 class LayerWeights:
     "One decoder layer, input by output, with the gains of its norms folded in."
@@ -348,7 +348,7 @@ def pack_layer(
     return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(cross.q, gain=gains[1]), pack(cross.k, cross.v),
                         pack(cross.o), pack(*widen, gain=gains[2]), pack(forward.wo))
 
-# %% ../nbs/calm_decoding.ipynb #a4b3393b
+# %% ../nbs/calm_decoding.ipynb #391ccf19
 class Engine:
     "Packed weights of a decoder, and what confidence measures may ask of them."
 
@@ -403,7 +403,7 @@ class Engine:
         buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)
         return self.distance_table[:, buckets[0].to(self.distance_table.device)]
 
-# %% ../nbs/calm_decoding.ipynb #c2d9bb1c
+# %% ../nbs/calm_decoding.ipynb #ee5effe0
 class LoneCache:
     "Static cache and layer steps of one row on a CPU."
 
@@ -450,7 +450,7 @@ class LoneCache:
         torch.mul(x, self.engine.scale(x), out=self.slots[t])
         self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
 
-# %% ../nbs/calm_decoding.ipynb #20fea274
+# %% ../nbs/calm_decoding.ipynb #7aa7c6da
 def lone_layer(
     cache: LoneCache,  # of this text
     l: int,  # index of the layer, from 0
@@ -476,7 +476,7 @@ def lone_layer(
     bent = engine.bend(bent)
     return torch.addmm(x, bent.mul_(gate) if gate.shape[1] else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #7133ac31
+# %% ../nbs/calm_decoding.ipynb #a22fbf62
 class CrowdCache:
     "Static cache of many rows, on any device."
 
@@ -522,7 +522,7 @@ class CrowdCache:
         new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
         self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
 
-# %% ../nbs/calm_decoding.ipynb #a52ef071
+# %% ../nbs/calm_decoding.ipynb #ee377e37
 def _pending(cache, l, rows, t):
     "Rows and positions before t whose keys and values layer l still lacks, for these rows."
     first = cache.filled[l, rows]
@@ -559,7 +559,7 @@ def crowd_fill(
     cache.put(l, late, position, torch.cat([x, old]) @ weights[:, inner:])
     return x @ weights[:, :inner]
 
-# %% ../nbs/calm_decoding.ipynb #22f9d588
+# %% ../nbs/calm_decoding.ipynb #8a227507
 def _attend(query, kv, bias, at):
     "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
     rows, crowd = len(query), kv.shape[1]
@@ -593,7 +593,7 @@ def crowd_layer(
     bent = engine.bend(wide[:, :inner])
     return torch.addmm(x, bent * wide[:, inner:] if wide.shape[1] > inner else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #7a8a9c2c
+# %% ../nbs/calm_decoding.ipynb #c40a6787
 @dataclass(frozen=True)
 class _Plan:
     "One call of `generate`, looked up once."
@@ -625,7 +625,7 @@ def _sure(value, state):
         refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
 
-# %% ../nbs/calm_decoding.ipynb #44ab86fd
+# %% ../nbs/calm_decoding.ipynb #27d730cc
 def _lone_token(engine, cache, plan, state, x, t, depth):
     "Walk one token up until it leaves: its state, layer, confidence."
     threshold, confidence, layers = plan.thresholds[t], math.nan, plan.layers
@@ -678,7 +678,7 @@ def _lone_run(engine, cache, plan, memory):
         if token == plan.stop:
             return
 
-# %% ../nbs/calm_decoding.ipynb #1876148c
+# %% ../nbs/calm_decoding.ipynb #60bdfa07
 def _crowd_step(engine, cache, plan, state, tokens, names, places, t):
     "Walk one token of each row up: states, layers, confidences, logits."
     x = engine.embedding[cache.index(tokens)]
@@ -725,7 +725,7 @@ def _crowd_oracle(engine, cache, plan, tokens, places, t):
     chosen, each = (words == words[-1]).int().argmax(0), torch.arange(len(places), device=x.device)
     return states[chosen, each], 1 + chosen.cpu().numpy(), np.full(len(places), math.nan), logits[chosen, each]
 
-# %% ../nbs/calm_decoding.ipynb #bba09e91
+# %% ../nbs/calm_decoding.ipynb #a886a418
 def _crowd_run(engine, cache, plan):
     "Yield (row, token, layer, confidence, logits) of all living rows of each step, in a list."
     names, places = np.arange(cache.rows), np.arange(cache.rows)
@@ -748,7 +748,7 @@ def _crowd_run(engine, cache, plan):
             cache.compact(places)
             places = np.arange(len(places))
 
-# %% ../nbs/calm_decoding.ipynb #7707316d
+# %% ../nbs/calm_decoding.ipynb #ebaea683
 @dataclass(frozen=True)
 class Generated(Result):
     "Generated tokens of each prompt and the layer at which each of them left."
@@ -810,7 +810,7 @@ class Token(Result):
     confidence: float  # with which it left; NaN where none was asked
     text: str | None  # what it adds to the text, when the stream was given a way to spell
 
-# %% ../nbs/calm_decoding.ipynb #688a0ec0
+# %% ../nbs/calm_decoding.ipynb #8f20fd57
 def _as_table(input_ids, pad):
     "Token ids as (rows, length) and what of it is there."
     if not isinstance(input_ids, (torch.Tensor, np.ndarray)):
@@ -858,7 +858,7 @@ def check_prompts(
     part = slice(int(columns[0]), int(columns[-1]) + 1)
     return ids[:, part].where(there[:, part], torch.tensor(config.pad_token_id)), there[:, part]
 
-# %% ../nbs/calm_decoding.ipynb #d56061e5
+# %% ../nbs/calm_decoding.ipynb #0ce9cb16
 class DecoderParts:
     "What `Decoder` is made of: a copy of the weights, the plan of a call, the steps."
 
@@ -917,7 +917,7 @@ class DecoderParts:
         yield from _lone_run(self.engine, cache, plan, memory)
         self._spare.append(cache)
 
-# %% ../nbs/calm_decoding.ipynb #c73d8c14
+# %% ../nbs/calm_decoding.ipynb #76c69463
 class Decoder(DecoderParts):
     "Greedy early-exit decoding with the weights that the model has now (they are copied)."
 
@@ -974,7 +974,7 @@ def _streamed(decoder, ids, there, plan, spell):
             said[row] = tokens, longer
             yield Token(row, len(tokens) - 1, token, layer, confidence, None if spell is None else longer[len(text):])
 
-# %% ../nbs/calm_decoding.ipynb #0d3cf348
+# %% ../nbs/calm_decoding.ipynb #b213fe15
 def decoding_work(
     config: CalmConfig,  # of the model
     layers,  # exit layers: one sequence a text
