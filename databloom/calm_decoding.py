@@ -484,6 +484,10 @@ class CrowdCache:
         self.mask = None if bool(allowed.all()) else mask_bias(allowed[:, None, None, :], memory.dtype)
         ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
         self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
+        self._number()
+
+    def _number(self):
+        self.entries = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
@@ -512,8 +516,7 @@ class CrowdCache:
 
     def put(self, l, rows, position, new):
         "Write new keys and values, (entries, 2 inner), at these rows and positions."
-        every = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
-        at = every[:, rows] + position[:, None]
+        at = self.entries[:, rows] + position[:, None]
         new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
         self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
 
@@ -524,6 +527,7 @@ class CrowdCache:
         self.mask = None if self.mask is None else self.mask[at]
         for l in range(self.depth):
             self.kv[l], self.cross[l] = self.kv[l][:, at], None if self.cross[l] is None else self.cross[l][:, at]
+        self._number()
 
 # %% ../nbs/calm_decoding.ipynb #a6d4470d
 def _pending(cache, l, rows, t):
@@ -561,16 +565,10 @@ def crowd_fill(
     cache.put(l, np.concatenate([rows, late]), np.concatenate([t, position]), torch.cat([x, old]) @ weights[:, inner:])
     return x @ weights[:, :inner]
 
-# %% ../nbs/calm_decoding.ipynb #89c13b6c
+# %% ../nbs/calm_decoding.ipynb #86a609ab
 def _attend(query, kv, bias, at):
     "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
-    rows, crowd = len(query), kv.shape[1]
-    if at is not None and 3 * rows >= crowd:
-        query = query.new_zeros(crowd, query.shape[1]).index_copy_(0, at, query)
-        if bias is not None and len(bias) > 1:
-            bias = bias.new_zeros(crowd, *bias.shape[1:]).index_copy_(0, at, bias)
-        return _attend(query, kv, bias, None).index_select(0, at)
-    kv = kv if at is None else kv.index_select(1, at)
+    rows, kv = len(query), kv if at is None else kv.index_select(1, at)
     (keys, values), (heads, length, width) = kv.flatten(1, 2), kv.shape[2:]
     scores = torch.bmm(query.reshape(rows * heads, 1, width), keys.transpose(1, 2))
     if bias is not None:
