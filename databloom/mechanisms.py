@@ -231,8 +231,9 @@ class DiscretePair(Pair):
         return p, q, np.full(len(p), 8 * ulp + ulp * len(self.losses))
 
     def landmarks(self):
-        points = self.losses[:: max(1, len(self.losses) // 400)]
-        return np.append(points, self.losses[-1] + 1e-9 * max(1.0, abs(self.losses[-1])))
+        points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
+        apart = 1e-9 * max(1.0, abs(self.losses[-1]))
+        return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
 
 
 class RandomizedResponse(DiscretePair):
@@ -287,4 +288,5 @@ class PoissonSubsampled(Pair):
 
     def landmarks(self):
         inner, odds = self.pair.landmarks(), math.log(self.sampling_probability) - math.log1p(-self.sampling_probability)
-        return np.unique(np.append(self.low, np.logaddexp(0.0, inner + odds) if self.low > 0 else np.log1p(np.exp(np.minimum(inner + odds, 700.0)))))
+        points = np.logaddexp(0.0, inner + odds)
+        return np.append(self.low, points[points > self.low * (1 + 1e-12) + 1e-300])
