@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from .calm_calibration import Answers, CalibratedModel, System, reference_risk, textual_losses
-from .calm_data import corpus_bleu, rouge_l
+from .calm_data import corpus_bleu
 from .calm_decoding import Confidence, ExitRule, FullModel, Oracle, Static, find_measure
-from .core import Result, book_style, check_count, colors, need, plain, refuse, whole_file
+from .core import Result, book_style, check_count, colors, need, refuse, whole_file
 
 # %% ../nbs/calm_report.ipynb #b3b9a7d6
 @dataclass(frozen=True)
