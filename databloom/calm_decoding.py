@@ -7,9 +7,9 @@ __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register
            'state_saturation', 'exit_classifier', 'shortlist', 'find_measure', 'decayed_threshold', 'ExitRule',
            'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine', 'LoneCache',
            'lone_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
-           'DecoderParts', 'Decoder']
+           'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
-# %% ../nbs/calm_decoding.ipynb #b029560b
+# %% ../nbs/calm_decoding.ipynb #5d20b864
 import copy
 import math
 import time
@@ -20,12 +20,11 @@ from typing import Callable
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
-# %% ../nbs/calm_decoding.ipynb #015615a1
+# %% ../nbs/calm_decoding.ipynb #fd3a6e00
 def recompute(
     model: CalmT5,  # the plain model
     prompt,  # its tokens, without padding
@@ -48,7 +47,7 @@ def recompute(
             x = torch.where(depth >= i, block(x, bias, memory, torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=device)), x)
         return model.head(model.normed(x))[0]
 
-# %% ../nbs/calm_decoding.ipynb #13241aeb
+# %% ../nbs/calm_decoding.ipynb #96be7f23
 class State:
     "What a confidence measure sees of the tokens still on their way: one row a token."
     __slots__ = ("hidden", "previous", "layer", "step", "rows", "memory", "engine", "_logits")
@@ -77,7 +76,7 @@ class State:
             self._logits = self.engine.logits(self.hidden)
         return self._logits
 
-# %% ../nbs/calm_decoding.ipynb #035c1737
+# %% ../nbs/calm_decoding.ipynb #ac431ab2
 @dataclass(frozen=True)
 class Measure:
     "A confidence measure: a function of a `State`, and what the decoder must know about it."
@@ -104,7 +103,7 @@ def register_measure(
 
     return enter
 
-# %% ../nbs/calm_decoding.ipynb #aaf68846
+# %% ../nbs/calm_decoding.ipynb #94229323
 def _head_work(config):
     return config.d_model * config.vocab_size
 
@@ -121,7 +120,7 @@ def softmax_gap(state: State):
     top = torch.softmax(state.logits, -1).topk(2, -1).values
     return top[..., 0] - top[..., 1]
 
-# %% ../nbs/calm_decoding.ipynb #8f2f91e2
+# %% ../nbs/calm_decoding.ipynb #2a560e68
 @register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model)
 def state_saturation(state: State):
     "Cosine of the hidden states after this layer and the one below, negative values counted as 0."
@@ -129,13 +128,13 @@ def state_saturation(state: State):
     across, lengths = (one * other).sum(-1), one.square().sum(-1) * other.square().sum(-1)
     return (across * torch.rsqrt(lengths.clamp(min=torch.finfo(lengths.dtype).tiny))).clamp(0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #765f6e90
+# %% ../nbs/calm_decoding.ipynb #545ff83e
 @register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True)
 def exit_classifier(state: State):
     "Sigmoid of the trained early-exit classifier."
     return torch.sigmoid(state.engine.exit_score(state.hidden))
 
-# %% ../nbs/calm_decoding.ipynb #4da4b57b
+# %% ../nbs/calm_decoding.ipynb #f9109baa
 def shortlist(
     size: int = 64,  # how many candidates of the first check are followed further
     ids=None,  # or: a fixed list of candidate token ids
@@ -172,7 +171,7 @@ def _among_first(size, state):
 
 measures["shortlist"] = shortlist()
 
-# %% ../nbs/calm_decoding.ipynb #ea8b46ee
+# %% ../nbs/calm_decoding.ipynb #07c5a724
 def find_measure(
     measure,  # a name from `measures`, a `Measure`, or a function of a `State`
 ) -> Measure:  # the entry
@@ -184,7 +183,7 @@ def find_measure(
     check_choice("measure", measure, measures)
     return measures[measure]
 
-# %% ../nbs/calm_decoding.ipynb #105f15d4
+# %% ../nbs/calm_decoding.ipynb #2c843f8e
 DECAY_FORMS = ("paper", "t5x")
 
 
@@ -203,7 +202,7 @@ def decayed_threshold(
     start = 0.1 if form == "paper" else 0.1 * threshold
     return np.clip(0.9 * threshold + start * np.exp(-temperature * t / length), 0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #660df4ae
+# %% ../nbs/calm_decoding.ipynb #d2d3eb09
 class ExitRule(Result):
     "How deep each token goes; the decoder asks for what it needs."
     measure = None  # what to check after each layer
@@ -258,7 +257,7 @@ class Oracle(ExitRule):
     def __str__(self):
         return "oracle"
 
-# %% ../nbs/calm_decoding.ipynb #98ad7610
+# %% ../nbs/calm_decoding.ipynb #bd6accdf
 @dataclass(frozen=True)
 class Confidence(ExitRule):
     "Leave after the first layer whose confidence is at least the threshold (CALM eq. 4)."
@@ -292,7 +291,7 @@ class Confidence(ExitRule):
     def thresholds(self, steps):
         return decayed_threshold(self.threshold, np.arange(steps), self.temperature, self.length or steps, self.form)
 
-# %% ../nbs/calm_decoding.ipynb #36098809
+# %% ../nbs/calm_decoding.ipynb #ffbb295d
 @dataclass(frozen=True)
 class Replay(ExitRule):
     "A recorded exit sequence: one for all rows or one a row. Past its end all layers are taken."
@@ -321,7 +320,7 @@ class Replay(ExitRule):
             table[i, : len(row)] = row
         return table
 
-# %% ../nbs/calm_decoding.ipynb #fcb3afdc
+# %% ../nbs/calm_decoding.ipynb #725831df
 @dataclass(frozen=True)
 class LayerWeights:
     "One decoder layer, input by output, with the gains of its norms folded in."
@@ -349,7 +348,7 @@ def pack_layer(
     return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(cross.q, gain=gains[1]), pack(cross.k, cross.v),
                         pack(cross.o), pack(*widen, gain=gains[2]), pack(forward.wo))
 
-# %% ../nbs/calm_decoding.ipynb #a4b3393b
+# %% ../nbs/calm_decoding.ipynb #391ccf19
 class Engine:
     "Packed weights of a decoder, and what confidence measures may ask of them."
 
@@ -365,6 +364,7 @@ class Engine:
         classifier, self.classifier = getattr(model, "exit_classifier", None), None
         if classifier is not None:
             self.classifier = ((classifier.weight.detach() * norm).t().contiguous(), classifier.bias.detach())
+        self.nothing, self.offset = self.head.new_zeros(1), self.head.new_full((1,), config.layer_norm_epsilon)
         self.width, self.epsilon, self.quick = config.d_model, config.layer_norm_epsilon, device.type == "cpu"
 
     def scale(self, row):
@@ -375,16 +375,21 @@ class Engine:
         "Rows brought to unit mean square (the norm without its gain)."
         if self.quick and len(x) == 1:
             return x * self.scale(x)
-        return F.rms_norm(x, (self.width,), None, self.epsilon)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * torch.addcmul(self.offset, length, length, value=1 / self.width).rsqrt_()
 
     def logits(self, x):
         "Logits of rows of states: (rows, vocabulary)."
+        if self.quick and len(x) == 1:
+            return torch.addmm(self.nothing, x, self.head, beta=0, alpha=self.scale(x))
         return self.unit(x) @ self.head
 
     def exit_score(self, x):
-        "The early-exit classifier before its sigmoid: (rows,)."
+        "The early-exit classifier before its sigmoid: (rows, 1)."
         weight, bias = self.classifier
-        return torch.addmm(bias, self.unit(x), weight)[:, 0]
+        if self.quick and len(x) == 1:
+            return torch.addmm(bias, x, weight, alpha=self.scale(x))
+        return torch.addmm(bias, self.unit(x), weight)
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -398,7 +403,7 @@ class Engine:
         buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)
         return self.distance_table[:, buckets[0].to(self.distance_table.device)]
 
-# %% ../nbs/calm_decoding.ipynb #c2d9bb1c
+# %% ../nbs/calm_decoding.ipynb #ee5effe0
 class LoneCache:
     "Static cache and layer steps of one row on a CPU."
 
@@ -407,7 +412,7 @@ class LoneCache:
         self.inner, self.heads, self.layers = c.num_heads * c.d_kv, c.num_heads, len(engine.layers)
         like = engine.embedding
         self.qkv = [like.new_zeros(steps, 3 * self.inner) for _ in engine.layers]
-        self.states = like.new_zeros(steps, c.d_model)  # last state of each token that left early
+        self.states = like.new_zeros(steps, c.d_model)  # normed last state of each token that left early
         self.slots = [self.states[t : t + 1] for t in range(steps)]
         distances = engine.distances(steps)[:, None]
         self.biases = [distances[:, :, steps - 1 - t :] for t in range(steps)]
@@ -434,18 +439,18 @@ class LoneCache:
     def fill(self, l, t, x=None):
         "Keys and values of layer l for what is pending before t, and for t itself when its state x is given."
         if x is not None:
-            self.slots[t].copy_(x)
+            torch.mul(x, self.engine.scale(x), out=self.slots[t])
         first, last = self.filled[l], t if x is None else t + 1
         if first < last:
-            torch.mm(self.engine.unit(self.states[first:last]), self.engine.layers[l].qkv, out=self.qkv[l][first:last])
+            torch.mm(self.states[first:last], self.engine.layers[l].qkv, out=self.qkv[l][first:last])
             self.filled[l] = last
 
     def keep(self, t, x, layer):
         "Token t has left after `layer` with state x, which stands in above."
-        self.slots[t].copy_(x)
+        torch.mul(x, self.engine.scale(x), out=self.slots[t])
         self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
 
-# %% ../nbs/calm_decoding.ipynb #20fea274
+# %% ../nbs/calm_decoding.ipynb #7aa7c6da
 def lone_layer(
     cache: LoneCache,  # of this text
     l: int,  # index of the layer, from 0
@@ -471,14 +476,14 @@ def lone_layer(
     bent = engine.bend(bent)
     return torch.addmm(x, bent.mul_(gate) if gate.shape[1] else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #7133ac31
+# %% ../nbs/calm_decoding.ipynb #a22fbf62
 class CrowdCache:
     "Static cache of many rows, on any device."
 
     def __init__(self, engine, memory, allowed, steps):
         c, self.engine, self.steps, self.rows = engine.config, engine, steps, len(memory)
         self.heads, self.inner, self.depth = c.num_heads, c.num_heads * c.d_kv, len(engine.layers)
-        self.keys, self.values = ([memory.new_zeros(self.rows, self.heads, steps, c.d_kv) for _ in engine.layers] for _ in range(2))
+        self.kv = [memory.new_zeros(2, self.rows, self.heads, steps, c.d_kv) for _ in engine.layers]  # keys, values
         self.states = memory.new_zeros(self.rows, steps, c.d_model)
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
@@ -493,12 +498,12 @@ class CrowdCache:
         "Keys and values of the prompts for layer l, made at the first visit."
         if self.cross[l] is None:
             kv = (self.memory @ self.engine.layers[l].cross_kv).unflatten(-1, (2, self.heads, -1))
-            self.cross[l] = tuple(kv[:, :, i].transpose(1, 2).contiguous() for i in (0, 1))
+            self.cross[l] = kv.permute(2, 0, 3, 1, 4).contiguous()
         return self.cross[l]
 
     def keep(self, rows, t, x, layers):
         "These rows' tokens at t have left with states x, which stand in above `layers`."
-        self.states[self.index(rows), t] = x
+        self.states[self.index(rows), t] = self.engine.unit(x)
         above = np.arange(self.depth)[:, None] >= layers
         self.filled[:, rows] = np.where(above, np.minimum(self.filled[:, rows], t), self.filled[:, rows])
 
@@ -508,10 +513,16 @@ class CrowdCache:
         self.rows, self.filled, self.memory, self.states = len(rows), self.filled[:, rows], self.memory[at], self.states[at]
         self.mask = None if self.mask is None else self.mask[at]
         for l in range(self.depth):
-            self.keys[l], self.values[l] = self.keys[l][at], self.values[l][at]
-            self.cross[l] = None if self.cross[l] is None else tuple(part[at] for part in self.cross[l])
+            self.kv[l], self.cross[l] = self.kv[l][:, at], None if self.cross[l] is None else self.cross[l][:, at]
 
-# %% ../nbs/calm_decoding.ipynb #a52ef071
+    def put(self, l, rows, position, new):
+        "Write new keys and values, (entries, 2 inner), at these rows and positions."
+        every = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
+        at = every[:, rows] + np.asarray(position)[..., None]
+        new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
+        self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
+
+# %% ../nbs/calm_decoding.ipynb #ee377e37
 def _pending(cache, l, rows, t):
     "Rows and positions before t whose keys and values layer l still lacks, for these rows."
     first = cache.filled[l, rows]
@@ -532,27 +543,32 @@ def crowd_fill(
     late, position = _pending(cache, l, rows, t)
     cache.filled[l, rows] = t if x is None else t + 1
     if not len(late):
-        qkv = engine.unit(x) @ weights if x is not None else None
-        query, kv = (None, None) if x is None else (qkv[:, :inner], qkv[:, inner:])
-    else:
-        old = cache.states[cache.index(late), cache.index(position)]
-        query = None if x is None else engine.unit(x) @ weights[:, :inner]
-        kv = engine.unit(old if x is None else torch.cat([x, old])) @ weights[:, inner:]
-    if kv is None:
-        return None
-    if x is not None:
-        late, position = np.concatenate([rows, late]), np.concatenate([np.full(len(rows), t), position])
-    at = cache.index(late), slice(None), cache.index(position)
-    for cached, new in zip((cache.keys[l], cache.values[l]), kv.unflatten(1, (2, cache.heads, -1)).unbind(1)):
-        cached[at] = new
-    return query
+        if x is None:
+            return None
+        qkv = engine.unit(x) @ weights
+        if len(rows) == cache.rows:
+            cache.kv[l][:, :, :, t] = qkv[:, inner:].unflatten(1, (2, cache.heads, -1)).transpose(0, 1)
+        else:
+            cache.put(l, rows, np.full(len(rows), t), qkv[:, inner:])
+        return qkv[:, :inner]
+    old = cache.states.view(-1, engine.width).index_select(0, cache.index(late * cache.steps + position))
+    if x is None:
+        return cache.put(l, late, position, old @ weights[:, inner:])
+    x = engine.unit(x)
+    late, position = np.concatenate([rows, late]), np.concatenate([np.full(len(rows), t), position])
+    cache.put(l, late, position, torch.cat([x, old]) @ weights[:, inner:])
+    return x @ weights[:, :inner]
 
-# %% ../nbs/calm_decoding.ipynb #22f9d588
-def _attend(query, keys, values, bias):
-    "One query a row: (rows, inner) over (rows, heads, positions, d_kv)."
-    rows, heads, length, width = keys.shape
-    query, keys, values = query.reshape(rows * heads, 1, width), keys.flatten(0, 1), values.flatten(0, 1)
-    scores = torch.bmm(query, keys.transpose(1, 2))
+# %% ../nbs/calm_decoding.ipynb #8a227507
+def _attend(query, kv, bias, at):
+    "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
+    rows, crowd = len(query), kv.shape[1]
+    if at is not None and 3 * rows >= crowd:
+        return _attend(query.new_zeros(crowd, query.shape[1]).index_copy_(0, at, query), kv, bias, None).index_select(0, at)
+    if at is not None:
+        kv, bias = kv.index_select(1, at), bias if bias is None or len(bias) == 1 else bias.index_select(0, at)
+    (keys, values), (heads, length, width) = kv.flatten(1, 2), kv.shape[2:]
+    scores = torch.bmm(query.reshape(rows * heads, 1, width), keys.transpose(1, 2))
     if bias is not None:
         scores = (scores.view(rows, heads, 1, length) + bias).view(rows * heads, 1, length)
     return torch.bmm(torch.softmax(scores, -1), values).view(rows, heads * width)
@@ -568,24 +584,16 @@ def crowd_layer(
     "One decoder layer for one token of some rows."
     engine, weights = cache.engine, cache.engine.layers[l]
     at = None if len(rows) == cache.rows else cache.index(rows)
-
-    def mine(tensor):
-        return tensor if at is None or tensor is None else tensor.index_select(0, at)
-
     query = crowd_fill(cache, l, rows, t, x)
-    bias = cache.distances[..., cache.steps - 1 - t :]
-    context = _attend(query, mine(cache.keys[l][:, :, : t + 1]), mine(cache.values[l][:, :, : t + 1]), bias)
+    context = _attend(query, cache.kv[l][:, :, :, : t + 1], cache.distances[..., cache.steps - 1 - t :], at)
     x = torch.addmm(x, context, weights.o)
-    keys, values = cache.cross_of(l)
-    context = _attend(engine.unit(x) @ weights.cross_q, mine(keys), mine(values), mine(cache.mask))
+    context = _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), cache.mask, at)
     x = torch.addmm(x, context, weights.cross_o)
-    wide = engine.unit(x) @ weights.wi
-    bent = engine.bend(wide[:, : weights.wo.shape[0]])
-    if wide.shape[1] > weights.wo.shape[0]:
-        bent = bent * wide[:, weights.wo.shape[0] :]
-    return torch.addmm(x, bent, weights.wo)
+    wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
+    bent = engine.bend(wide[:, :inner])
+    return torch.addmm(x, bent * wide[:, inner:] if wide.shape[1] > inner else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #7a8a9c2c
+# %% ../nbs/calm_decoding.ipynb #c40a6787
 @dataclass(frozen=True)
 class _Plan:
     "One call of `generate`, looked up once."
@@ -607,15 +615,17 @@ def _finite(logits, t):
     return logits
 
 
-def _sure(value, rows, measure, t):
+def _sure(value, state):
     "Confidences as numbers, one a row."
-    value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value, dtype=float)
+    value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else value
     value = np.asarray(value, dtype=float).reshape(-1)
-    if len(value) != rows or np.isnan(value).any():
-        refuse("confidence", f"{value[:4]} at token {t}", f"{rows} number(s), one a row, none of them NaN")
+    if np.isnan(value).any():
+        _finite(state.engine.logits(state.hidden), state.step)
+    if len(value) != len(state.hidden) or np.isnan(value).any():
+        refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
 
-# %% ../nbs/calm_decoding.ipynb #44ab86fd
+# %% ../nbs/calm_decoding.ipynb #27d730cc
 def _lone_token(engine, cache, plan, state, x, t, depth):
     "Walk one token up until it leaves: its state, layer, confidence."
     threshold, confidence, layers = plan.thresholds[t], math.nan, plan.layers
@@ -627,13 +637,12 @@ def _lone_token(engine, cache, plan, state, x, t, depth):
         if asks and plan.first <= layer < layers:
             confidence = plan.measure(state.at(x, previous, layer))
             if type(confidence) is not torch.Tensor or confidence.numel() != 1:
-                confidence = _sure(confidence, 1, plan.measure, t)[0]
-            confidence = float(confidence)
+                confidence = _sure(confidence, state)
+            confidence = confidence.item()
             if confidence >= threshold:
                 break
             if confidence != confidence:
-                _finite(engine.logits(x), t)
-                _sure(confidence, 1, plan.measure, t)
+                _sure(confidence, state)
     return x, layer, confidence if layer < layers else math.nan
 
 
@@ -669,7 +678,7 @@ def _lone_run(engine, cache, plan, memory):
         if token == plan.stop:
             return
 
-# %% ../nbs/calm_decoding.ipynb #1876148c
+# %% ../nbs/calm_decoding.ipynb #60bdfa07
 def _crowd_step(engine, cache, plan, state, tokens, names, places, t):
     "Walk one token of each row up: states, layers, confidences, logits."
     x = engine.embedding[cache.index(tokens)]
@@ -682,7 +691,7 @@ def _crowd_step(engine, cache, plan, state, tokens, names, places, t):
         previous, x = x, crowd_layer(cache, layer - 1, x, places[here], t)
         leaves, checked = depth[here] <= layer, asks and plan.first <= layer < plan.layers
         if checked:
-            confidence[here] = _sure(plan.measure(state.at(x, previous, layer, here)), len(here), plan.measure, t)
+            confidence[here] = _sure(plan.measure(state.at(x, previous, layer, here)), state)
             leaves = leaves | (confidence[here] >= threshold)
         if not leaves.any():
             continue
@@ -716,7 +725,7 @@ def _crowd_oracle(engine, cache, plan, tokens, places, t):
     chosen, each = (words == words[-1]).int().argmax(0), torch.arange(len(places), device=x.device)
     return states[chosen, each], 1 + chosen.cpu().numpy(), np.full(len(places), math.nan), logits[chosen, each]
 
-# %% ../nbs/calm_decoding.ipynb #bba09e91
+# %% ../nbs/calm_decoding.ipynb #a886a418
 def _crowd_run(engine, cache, plan):
     "Yield (row, token, layer, confidence, logits) of all living rows of each step, in a list."
     names, places = np.arange(cache.rows), np.arange(cache.rows)
@@ -739,7 +748,7 @@ def _crowd_run(engine, cache, plan):
             cache.compact(places)
             places = np.arange(len(places))
 
-# %% ../nbs/calm_decoding.ipynb #7707316d
+# %% ../nbs/calm_decoding.ipynb #ebaea683
 @dataclass(frozen=True)
 class Generated(Result):
     "Generated tokens of each prompt and the layer at which each of them left."
@@ -801,14 +810,16 @@ class Token(Result):
     confidence: float  # with which it left; NaN where none was asked
     text: str | None  # what it adds to the text, when the stream was given a way to spell
 
-# %% ../nbs/calm_decoding.ipynb #688a0ec0
+# %% ../nbs/calm_decoding.ipynb #8f20fd57
 def _as_table(input_ids, pad):
     "Token ids as (rows, length) and what of it is there."
     if not isinstance(input_ids, (torch.Tensor, np.ndarray)):
         rows = list(input_ids) if isinstance(input_ids, (list, tuple)) else refuse("input_ids", input_ids, "token ids")
+        if not rows:
+            refuse("input_ids", "no token", "at least one token")
         rows = [rows] if rows and all(np.ndim(row) == 0 for row in rows) else rows
         rows = [np.asarray(row) for row in rows]
-        if not rows or any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
+        if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
             refuse("input_ids", input_ids, "one or more lists of whole-number token ids")
         if not all(row.size for row in rows):
             refuse("input_ids", f"no token in row {[row.size for row in rows].index(0)}", "at least one token in each row")
@@ -847,7 +858,7 @@ def check_prompts(
     part = slice(int(columns[0]), int(columns[-1]) + 1)
     return ids[:, part].where(there[:, part], torch.tensor(config.pad_token_id)), there[:, part]
 
-# %% ../nbs/calm_decoding.ipynb #d56061e5
+# %% ../nbs/calm_decoding.ipynb #0ce9cb16
 class DecoderParts:
     "What `Decoder` is made of: a copy of the weights, the plan of a call, the steps."
 
@@ -906,7 +917,7 @@ class DecoderParts:
         yield from _lone_run(self.engine, cache, plan, memory)
         self._spare.append(cache)
 
-# %% ../nbs/calm_decoding.ipynb #c73d8c14
+# %% ../nbs/calm_decoding.ipynb #76c69463
 class Decoder(DecoderParts):
     "Greedy early-exit decoding with the weights that the model has now (they are copied)."
 
@@ -962,3 +973,37 @@ def _streamed(decoder, ids, there, plan, spell):
             longer = None if spell is None else spell([t for t in tokens if t != plan.stop])
             said[row] = tokens, longer
             yield Token(row, len(tokens) - 1, token, layer, confidence, None if spell is None else longer[len(text):])
+
+# %% ../nbs/calm_decoding.ipynb #b213fe15
+def decoding_work(
+    config: CalmConfig,  # of the model
+    layers,  # exit layers: one sequence a text
+    measure=None,  # what is checked on the way; None for nothing
+    first_layer: int = 1,  # no check before it
+) -> int:  # multiply-adds, without attention's own products, which are few
+    "Work of decoding these exit sequences, lazy keys and values included."
+    d, inner, top = config.d_model, config.num_heads * config.d_kv, config.num_decoder_layers
+    layer = 6 * d * inner + (3 if config.feed_forward.startswith("gated") else 2) * d * config.d_ff
+    head, total = d * config.vocab_size, 0
+    measure = None if measure is None else find_measure(measure)
+    for text in layers:
+        depth = np.asarray(text)
+        total += layer * int(depth.sum()) + head * len(depth)
+        for k in range(1, top + 1):
+            visits = np.flatnonzero(depth >= k)
+            if len(visits):
+                total += 2 * d * inner * int((depth[: visits[-1]] < k).sum())
+        if measure is not None:
+            checks = np.clip(np.minimum(depth, top - 1) - max(first_layer, measure.first_layer) + 1, 0, None)
+            total += measure.work(config) * int(checks.sum())
+            total -= head * int(((depth < top) & (checks > 0)).sum()) if measure.uses_head else 0
+    return total
+
+
+def predicted_speedup(
+    config: CalmConfig,  # of the model
+    layers,  # exit layers: one sequence a text
+    measure=None,  # what is checked on the way; None for nothing
+) -> float:  # how many times less work than the full model
+    "Speed-up over the full decoder if time were multiply-adds."
+    return decoding_work(config, [[config.num_decoder_layers] * len(text) for text in layers]) / decoding_work(config, layers, measure)
