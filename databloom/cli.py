@@ -18,6 +18,7 @@ from . import __version__
 _commands = {
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
+    "sepsis": "databloom.cli_sepsis:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b
