@@ -17,6 +17,7 @@ from . import __version__
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
     "calibrate": "databloom.cli_calibrate:app",
+    "ehr": "databloom.cli_ehr:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b
