@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +57,16 @@ def transformers_t5(model, prompt):
         tie_word_embeddings=False, decoder_start_token_id=0, dropout_rate=0.0)
     theirs = transformers.T5ForConditionalGeneration(config).eval()
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith("exit_classifier")}
-    missing = theirs.load_state_dict(weights, strict=False)
-    assert not missing.unexpected_keys and all("embed_tokens" in name for name in missing.missing_keys), missing
+    weights |= {f"{stack}.embed_tokens.weight": weights["shared.weight"] for stack in ("encoder", "decoder")}
+    theirs.load_state_dict(weights)
     theirs.generation_config.eos_token_id = None
     ids = torch.tensor([prompt])
 
     def call():
         # A cache that grows by itself: with the default one `generate` fails on unequal depths.
         cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, past_key_values=cache)
 
     return call

@@ -9,7 +9,7 @@ __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register
            'lone_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
            'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
-# %% ../nbs/calm_decoding.ipynb #5d20b864
+# %% ../nbs/calm_decoding.ipynb #843fc1af
 import copy
 import math
 import time
@@ -24,7 +24,7 @@ import torch
 from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
-# %% ../nbs/calm_decoding.ipynb #fd3a6e00
+# %% ../nbs/calm_decoding.ipynb #8fde554b
 def recompute(
     model: CalmT5,  # the plain model
     prompt,  # its tokens, without padding
@@ -47,21 +47,19 @@ def recompute(
             x = torch.where(depth >= i, block(x, bias, memory, torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=device)), x)
         return model.head(model.normed(x))[0]
 
-# %% ../nbs/calm_decoding.ipynb #96be7f23
+# %% ../nbs/calm_decoding.ipynb #db0a7324
 class State:
     "What a confidence measure sees of the tokens still on their way: one row a token."
-    __slots__ = ("hidden", "previous", "layer", "step", "rows", "memory", "engine", "_logits")
+    __slots__ = ("hidden", "previous", "layer", "step", "rows", "count", "first", "memory", "engine", "_logits")
 
-    def __init__(self, engine):
+    def __init__(self, engine, count=1):
         self.engine = engine  # the decoder's packed weights
+        self.count, self.memory = count, {}  # texts in the batch, and room for a measure to remember things in
 
-    def begin(self, step):
-        "A new token: forget what was remembered of the last one."
-        self.step, self.memory = step, {}
-
-    def at(self, hidden, previous, layer, rows=None):
-        "The tokens' states after `layer`."
-        self.hidden, self.previous, self.layer, self.rows, self._logits = hidden, previous, layer, rows, None
+    def at(self, hidden, previous, layer, step, rows, first):
+        "The tokens' states after `layer`; their positions and texts; whether it is their first check."
+        self.hidden, self.previous, self.layer, self._logits = hidden, previous, layer, None
+        self.step, self.rows, self.first = step, rows, first
         return self
 
     @property
@@ -76,7 +74,7 @@ class State:
             self._logits = self.engine.logits(self.hidden)
         return self._logits
 
-# %% ../nbs/calm_decoding.ipynb #ac431ab2
+# %% ../nbs/calm_decoding.ipynb #270cfb96
 @dataclass(frozen=True)
 class Measure:
     "A confidence measure: a function of a `State`, and what the decoder must know about it."
@@ -103,7 +101,7 @@ def register_measure(
 
     return enter
 
-# %% ../nbs/calm_decoding.ipynb #94229323
+# %% ../nbs/calm_decoding.ipynb #bb0473de
 def _head_work(config):
     return config.d_model * config.vocab_size
 
@@ -120,7 +118,7 @@ def softmax_gap(state: State):
     top = torch.softmax(state.logits, -1).topk(2, -1).values
     return top[..., 0] - top[..., 1]
 
-# %% ../nbs/calm_decoding.ipynb #2a560e68
+# %% ../nbs/calm_decoding.ipynb #f2757ae5
 @register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model)
 def state_saturation(state: State):
     "Cosine of the hidden states after this layer and the one below, negative values counted as 0."
@@ -128,13 +126,13 @@ def state_saturation(state: State):
     across, lengths = (one * other).sum(-1), one.square().sum(-1) * other.square().sum(-1)
     return (across * torch.rsqrt(lengths.clamp(min=torch.finfo(lengths.dtype).tiny))).clamp(0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #545ff83e
+# %% ../nbs/calm_decoding.ipynb #5b9c0375
 @register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True)
 def exit_classifier(state: State):
     "Sigmoid of the trained early-exit classifier."
     return torch.sigmoid(state.engine.exit_score(state.hidden))
 
-# %% ../nbs/calm_decoding.ipynb #f9109baa
+# %% ../nbs/calm_decoding.ipynb #0d34b2b2
 def shortlist(
     size: int = 64,  # how many candidates of the first check are followed further
     ids=None,  # or: a fixed list of candidate token ids
@@ -155,23 +153,19 @@ def _among_fixed(ids, state):
 
 
 def _among_first(size, state):
-    if "columns" not in state.memory:
-        logits = state.logits
-        size = min(size, logits.shape[-1])
-        ids = logits.topk(size, -1).indices
-        state.memory["columns"] = state.engine.head.t()[ids]  # (rows, size, d_model)
-        state.memory["where"] = state.rows
-        return torch.softmax(logits, -1).amax(-1)
-    columns = state.memory["columns"]
-    if state.rows is not None and len(state.rows) != len(columns):
-        keep = np.searchsorted(state.memory["where"], state.rows)
-        columns = columns[torch.from_numpy(keep).to(columns.device)]
+    if state.first:
+        ids = state.logits.topk(min(size, state.logits.shape[-1]), -1).indices
+        if "columns" not in state.memory:
+            state.memory["columns"] = state.hidden.new_zeros(state.count, ids.shape[1], state.hidden.shape[1])
+        state.memory["columns"][state.rows] = state.engine.head.t()[ids]
+        return torch.softmax(state.logits, -1).amax(-1)
+    columns = state.memory["columns"][state.rows]
     return torch.softmax((columns @ state.engine.unit(state.hidden)[..., None])[..., 0], -1).amax(-1)
 
 
 measures["shortlist"] = shortlist()
 
-# %% ../nbs/calm_decoding.ipynb #07c5a724
+# %% ../nbs/calm_decoding.ipynb #92faeea5
 def find_measure(
     measure,  # a name from `measures`, a `Measure`, or a function of a `State`
 ) -> Measure:  # the entry
@@ -183,7 +177,7 @@ def find_measure(
     check_choice("measure", measure, measures)
     return measures[measure]
 
-# %% ../nbs/calm_decoding.ipynb #2c843f8e
+# %% ../nbs/calm_decoding.ipynb #2adfb0e9
 DECAY_FORMS = ("paper", "t5x")
 
 
@@ -202,7 +196,7 @@ def decayed_threshold(
     start = 0.1 if form == "paper" else 0.1 * threshold
     return np.clip(0.9 * threshold + start * np.exp(-temperature * t / length), 0, 1)
 
-# %% ../nbs/calm_decoding.ipynb #d2d3eb09
+# %% ../nbs/calm_decoding.ipynb #93976141
 class ExitRule(Result):
     "How deep each token goes; the decoder asks for what it needs."
     measure = None  # what to check after each layer
@@ -257,7 +251,7 @@ class Oracle(ExitRule):
     def __str__(self):
         return "oracle"
 
-# %% ../nbs/calm_decoding.ipynb #bd6accdf
+# %% ../nbs/calm_decoding.ipynb #c5b687df
 @dataclass(frozen=True)
 class Confidence(ExitRule):
     "Leave after the first layer whose confidence is at least the threshold (CALM eq. 4)."
@@ -291,7 +285,7 @@ class Confidence(ExitRule):
     def thresholds(self, steps):
         return decayed_threshold(self.threshold, np.arange(steps), self.temperature, self.length or steps, self.form)
 
-# %% ../nbs/calm_decoding.ipynb #ffbb295d
+# %% ../nbs/calm_decoding.ipynb #537f8421
 @dataclass(frozen=True)
 class Replay(ExitRule):
     "A recorded exit sequence: one for all rows or one a row. Past its end all layers are taken."
@@ -320,7 +314,7 @@ class Replay(ExitRule):
             table[i, : len(row)] = row
         return table
 
-# %% ../nbs/calm_decoding.ipynb #725831df
+# %% ../nbs/calm_decoding.ipynb #6152f023
 @dataclass(frozen=True)
 class LayerWeights:
     "One decoder layer, input by output, with the gains of its norms folded in."
@@ -348,7 +342,7 @@ def pack_layer(
     return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(cross.q, gain=gains[1]), pack(cross.k, cross.v),
                         pack(cross.o), pack(*widen, gain=gains[2]), pack(forward.wo))
 
-# %% ../nbs/calm_decoding.ipynb #391ccf19
+# %% ../nbs/calm_decoding.ipynb #4fe73866
 class Engine:
     "Packed weights of a decoder, and what confidence measures may ask of them."
 
@@ -403,7 +397,7 @@ class Engine:
         buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)
         return self.distance_table[:, buckets[0].to(self.distance_table.device)]
 
-# %% ../nbs/calm_decoding.ipynb #ee5effe0
+# %% ../nbs/calm_decoding.ipynb #40382565
 class LoneCache:
     "Static cache and layer steps of one row on a CPU."
 
@@ -450,7 +444,7 @@ class LoneCache:
         torch.mul(x, self.engine.scale(x), out=self.slots[t])
         self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
 
-# %% ../nbs/calm_decoding.ipynb #7aa7c6da
+# %% ../nbs/calm_decoding.ipynb #78bf1859
 def lone_layer(
     cache: LoneCache,  # of this text
     l: int,  # index of the layer, from 0
@@ -476,7 +470,7 @@ def lone_layer(
     bent = engine.bend(bent)
     return torch.addmm(x, bent.mul_(gate) if gate.shape[1] else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #a22fbf62
+# %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
     "Static cache of many rows, on any device."
 
@@ -484,15 +478,28 @@ class CrowdCache:
         c, self.engine, self.steps, self.rows = engine.config, engine, steps, len(memory)
         self.heads, self.inner, self.depth = c.num_heads, c.num_heads * c.d_kv, len(engine.layers)
         self.kv = [memory.new_zeros(2, self.rows, self.heads, steps, c.d_kv) for _ in engine.layers]  # keys, values
-        self.states = memory.new_zeros(self.rows, steps, c.d_model)
+        self.states = memory.new_zeros(self.rows, steps, c.d_model)  # normed last states of tokens that left early
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
         self.mask = None if bool(allowed.all()) else mask_bias(allowed[:, None, None, :], memory.dtype)
-        self.distances = engine.distances(steps)[None, :, None]
+        ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
+        self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
+        self._number()
+
+    def _number(self):
+        self.entries = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
         return torch.from_numpy(rows).to(self.memory.device)
+
+    def bias(self, t):
+        "What attention adds for the distances of tokens at t: (rows or 1, heads, 1, longest + 1)."
+        low, high = int(t.min()), int(t.max())
+        if low == high:
+            return self.distances[None, :, None, self.steps - 1 - high : self.steps]
+        windows = self.distances.unfold(1, high + 1, 1)
+        return windows.index_select(1, self.index(self.steps - 1 - t)).transpose(0, 1)[:, :, None]
 
     def cross_of(self, l):
         "Keys and values of the prompts for layer l, made at the first visit."
@@ -503,9 +510,15 @@ class CrowdCache:
 
     def keep(self, rows, t, x, layers):
         "These rows' tokens at t have left with states x, which stand in above `layers`."
-        self.states[self.index(rows), t] = self.engine.unit(x)
+        self.states[self.index(rows), self.index(t)] = self.engine.unit(x)
         above = np.arange(self.depth)[:, None] >= layers
         self.filled[:, rows] = np.where(above, np.minimum(self.filled[:, rows], t), self.filled[:, rows])
+
+    def put(self, l, rows, position, new):
+        "Write new keys and values, (entries, 2 inner), at these rows and positions."
+        at = self.entries[:, rows] + position[:, None]
+        new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
+        self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
 
     def compact(self, rows):
         "Forget all rows but these."
@@ -514,15 +527,9 @@ class CrowdCache:
         self.mask = None if self.mask is None else self.mask[at]
         for l in range(self.depth):
             self.kv[l], self.cross[l] = self.kv[l][:, at], None if self.cross[l] is None else self.cross[l][:, at]
+        self._number()
 
-    def put(self, l, rows, position, new):
-        "Write new keys and values, (entries, 2 inner), at these rows and positions."
-        every = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
-        at = every[:, rows] + np.asarray(position)[..., None]
-        new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
-        self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
-
-# %% ../nbs/calm_decoding.ipynb #ee377e37
+# %% ../nbs/calm_decoding.ipynb #a6d4470d
 def _pending(cache, l, rows, t):
     "Rows and positions before t whose keys and values layer l still lacks, for these rows."
     first = cache.filled[l, rows]
@@ -535,10 +542,10 @@ def crowd_fill(
     cache: CrowdCache,  # of this batch
     l: int,  # index of the layer, from 0
     rows: np.ndarray,  # the rows that visit it
-    t: int,  # position of their token
-    x: torch.Tensor | None = None,  # (rows, d_model), the states of that token, or None to fill what is before it
-) -> torch.Tensor | None:  # (rows, inner), the queries of that token
-    "Keys and values of layer l for these rows: of what is pending, and of their token at t."
+    t: np.ndarray,  # positions of their tokens
+    x: torch.Tensor | None = None,  # (rows, d_model), the states of those tokens, or None to fill what is before them
+) -> torch.Tensor | None:  # (rows, inner), the queries of those tokens
+    "Keys and values of layer l for these rows: of what is pending, and of their tokens at t."
     weights, engine, inner = cache.engine.layers[l].qkv, cache.engine, cache.inner
     late, position = _pending(cache, l, rows, t)
     cache.filled[l, rows] = t if x is None else t + 1
@@ -546,27 +553,22 @@ def crowd_fill(
         if x is None:
             return None
         qkv = engine.unit(x) @ weights
-        if len(rows) == cache.rows:
-            cache.kv[l][:, :, :, t] = qkv[:, inner:].unflatten(1, (2, cache.heads, -1)).transpose(0, 1)
+        if len(rows) == cache.rows and (t == t[0]).all():
+            cache.kv[l][:, :, :, t[0]] = qkv[:, inner:].unflatten(1, (2, cache.heads, -1)).transpose(0, 1)
         else:
-            cache.put(l, rows, np.full(len(rows), t), qkv[:, inner:])
+            cache.put(l, rows, t, qkv[:, inner:])
         return qkv[:, :inner]
     old = cache.states.view(-1, engine.width).index_select(0, cache.index(late * cache.steps + position))
     if x is None:
         return cache.put(l, late, position, old @ weights[:, inner:])
     x = engine.unit(x)
-    late, position = np.concatenate([rows, late]), np.concatenate([np.full(len(rows), t), position])
-    cache.put(l, late, position, torch.cat([x, old]) @ weights[:, inner:])
+    cache.put(l, np.concatenate([rows, late]), np.concatenate([t, position]), torch.cat([x, old]) @ weights[:, inner:])
     return x @ weights[:, :inner]
 
-# %% ../nbs/calm_decoding.ipynb #8a227507
+# %% ../nbs/calm_decoding.ipynb #86a609ab
 def _attend(query, kv, bias, at):
     "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
-    rows, crowd = len(query), kv.shape[1]
-    if at is not None and 3 * rows >= crowd:
-        return _attend(query.new_zeros(crowd, query.shape[1]).index_copy_(0, at, query), kv, bias, None).index_select(0, at)
-    if at is not None:
-        kv, bias = kv.index_select(1, at), bias if bias is None or len(bias) == 1 else bias.index_select(0, at)
+    rows, kv = len(query), kv if at is None else kv.index_select(1, at)
     (keys, values), (heads, length, width) = kv.flatten(1, 2), kv.shape[2:]
     scores = torch.bmm(query.reshape(rows * heads, 1, width), keys.transpose(1, 2))
     if bias is not None:
@@ -579,21 +581,22 @@ def crowd_layer(
     l: int,  # index of the layer, from 0
     x: torch.Tensor,  # (rows, d_model), the states below it
     rows: np.ndarray,  # which rows of the cache they are
-    t: int,  # position of their token
+    t: np.ndarray,  # positions of their tokens
 ) -> torch.Tensor:  # (rows, d_model), the states after it
-    "One decoder layer for one token of some rows."
+    "One decoder layer for one token of each of some rows."
     engine, weights = cache.engine, cache.engine.layers[l]
     at = None if len(rows) == cache.rows else cache.index(rows)
     query = crowd_fill(cache, l, rows, t, x)
-    context = _attend(query, cache.kv[l][:, :, :, : t + 1], cache.distances[..., cache.steps - 1 - t :], at)
+    context = _attend(query, cache.kv[l][:, :, :, : int(t.max()) + 1], cache.bias(t), at)
     x = torch.addmm(x, context, weights.o)
-    context = _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), cache.mask, at)
+    mask = cache.mask if cache.mask is None or at is None else cache.mask.index_select(0, at)
+    context = _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), mask, at)
     x = torch.addmm(x, context, weights.cross_o)
     wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
     bent = engine.bend(wide[:, :inner])
     return torch.addmm(x, bent * wide[:, inner:] if wide.shape[1] > inner else bent, weights.wo)
 
-# %% ../nbs/calm_decoding.ipynb #c40a6787
+# %% ../nbs/calm_decoding.ipynb #be160cbf
 @dataclass(frozen=True)
 class _Plan:
     "One call of `generate`, looked up once."
@@ -625,17 +628,18 @@ def _sure(value, state):
         refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
 
-# %% ../nbs/calm_decoding.ipynb #27d730cc
+# %% ../nbs/calm_decoding.ipynb #63890ee9
+_alone = np.zeros(1, dtype=np.int64)
+
+
 def _lone_token(engine, cache, plan, state, x, t, depth):
     "Walk one token up until it leaves: its state, layer, confidence."
-    threshold, confidence, layers = plan.thresholds[t], math.nan, plan.layers
+    threshold, confidence, layers, first = plan.thresholds[t], math.nan, plan.layers, plan.first
     asks = plan.measure is not None and threshold > 0
-    state.begin(t)
-    state.at(None, None, 0)
     for layer in range(1, depth + 1):
         previous, x = x, lone_layer(cache, layer - 1, x, t)
-        if asks and plan.first <= layer < layers:
-            confidence = plan.measure(state.at(x, previous, layer))
+        if asks and first <= layer < layers:
+            confidence = plan.measure(state.at(x, previous, layer, t, _alone, layer == first))
             if type(confidence) is not torch.Tensor or confidence.numel() != 1:
                 confidence = _sure(confidence, state)
             confidence = confidence.item()
@@ -646,21 +650,30 @@ def _lone_token(engine, cache, plan, state, x, t, depth):
     return x, layer, confidence if layer < layers else math.nan
 
 
+def _oracle_choice(engine, history):
+    "From the states after each layer, rows by layer: those of the first layer with the top's word, their logits, the layers."
+    states = torch.stack(history)
+    logits = engine.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+    words = logits.argmax(-1)
+    chosen, each = (words == words[-1]).int().argmax(0), torch.arange(states.shape[1], device=states.device)
+    return states[chosen, each], logits[chosen, each], 1 + chosen.cpu().numpy()
+
+
 def _lone_oracle(engine, cache, plan, x, t):
     "Walk to the top, then find the first layer with the same word."
     states = []
     for l in range(plan.layers):
         x = lone_layer(cache, l, x, t)
         states.append(x)
-    words = engine.logits(torch.cat(states)).argmax(-1)
-    layer = 1 + int((words == words[-1]).int().argmax())
-    return states[layer - 1], layer, math.nan
+    x, _, layers = _oracle_choice(engine, states)
+    return x, int(layers[0]), math.nan
 
 
 def _lone_run(engine, cache, plan, memory):
     "Yield (row, token, layer, confidence, logits) of each step, in a list."
     cache.begin(memory)
     state, token, depths = State(engine), plan.start, plan.depths[0].tolist()
+    state.at(None, None, 0, 0, _alone, False)
     for t in range(plan.steps):
         x = engine.embedding[token : token + 1]
         if plan.rule.oracle:
@@ -678,77 +691,55 @@ def _lone_run(engine, cache, plan, memory):
         if token == plan.stop:
             return
 
-# %% ../nbs/calm_decoding.ipynb #60bdfa07
-def _crowd_step(engine, cache, plan, state, tokens, names, places, t):
-    "Walk one token of each row up: states, layers, confidences, logits."
-    x = engine.embedding[cache.index(tokens)]
-    layers, confidence = np.zeros(len(places), dtype=np.int64), np.full(len(places), math.nan)
-    final, logits, known = torch.empty_like(x), None, np.zeros(len(places), dtype=bool)
-    depth, threshold, here = plan.depths[names, t], plan.thresholds[t], np.arange(len(places))
-    asks = plan.measure is not None and threshold > 0
-    state.begin(t)
-    for layer in range(1, plan.layers + 1):
-        previous, x = x, crowd_layer(cache, layer - 1, x, places[here], t)
-        leaves, checked = depth[here] <= layer, asks and plan.first <= layer < plan.layers
+# %% ../nbs/calm_decoding.ipynb #b4e54a63
+def _crowd_run(engine, cache, plan):
+    "Yield (row, token, layer, confidence, logits) of the rows that finish a token at each layer visit, in a list."
+    names = places = np.arange(cache.rows)
+    t, level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
+    thresholds, state, history = np.asarray(plan.thresholds), State(engine, cache.rows), []
+    x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
+    while len(names):
+        l = int(np.bincount(level).argmax())
+        who, layer = np.flatnonzero(level == l), l + 1
+        here, everyone = cache.index(who), len(who) == len(names)
+        before, at = x if everyone else x.index_select(0, here), t[who]
+        after = crowd_layer(cache, l, before, places[who], at)
+        leaves, threshold = plan.depths[names[who], at] <= layer, thresholds[at]
+        checked, confidence = plan.measure is not None and plan.first <= layer < plan.layers and (threshold > 0).any(), np.full(len(who), math.nan)
         if checked:
-            confidence[here] = _sure(plan.measure(state.at(x, previous, layer, here)), state)
-            leaves = leaves | (confidence[here] >= threshold)
+            confidence = _sure(plan.measure(state.at(after, before, layer, at, names[who], layer == plan.first)), state)
+            leaves = leaves | (confidence >= threshold)
+        x, level[who] = after if everyone else x.index_copy(0, here, after), layer
+        if plan.rule.oracle:
+            history.append(after)
         if not leaves.any():
             continue
-        gone, at = here[leaves], cache.index(np.flatnonzero(leaves))
-        layers[gone], final[cache.index(gone)] = layer, x[at]
-        if checked and state._logits is not None:
-            logits = x.new_empty(len(places), engine.head.shape[1]) if logits is None else logits
-            logits[cache.index(gone)], known[gone] = state._logits[at], True
-        here = here[~leaves]
-        if not len(here):
-            break
-        x = x[cache.index(np.flatnonzero(~leaves))]
-    if logits is None:
-        logits = engine.logits(final)
-    elif not known.all():
-        rest = cache.index(np.flatnonzero(~known))
-        logits[rest] = engine.logits(final[rest])
-    confidence[layers == plan.layers] = math.nan
-    return final, layers, confidence, logits
-
-
-def _crowd_oracle(engine, cache, plan, tokens, places, t):
-    "All rows to the top, then the first layer of each with the top's word."
-    x, states = engine.embedding[cache.index(tokens)], []
-    for l in range(plan.layers):
-        x = crowd_layer(cache, l, x, places, t)
-        states.append(x)
-    states = torch.stack(states)
-    logits = engine.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
-    words = logits.argmax(-1)
-    chosen, each = (words == words[-1]).int().argmax(0), torch.arange(len(places), device=x.device)
-    return states[chosen, each], 1 + chosen.cpu().numpy(), np.full(len(places), math.nan), logits[chosen, each]
-
-# %% ../nbs/calm_decoding.ipynb #a886a418
-def _crowd_run(engine, cache, plan):
-    "Yield (row, token, layer, confidence, logits) of all living rows of each step, in a list."
-    names, places = np.arange(cache.rows), np.arange(cache.rows)
-    state, tokens = State(engine), np.full(cache.rows, plan.start)
-    for t in range(plan.steps):
+        gone, out = who[leaves], slice(None) if leaves.all() else cache.index(np.flatnonzero(leaves))
         if plan.rule.oracle:
-            x, layers, confidence, logits = _crowd_oracle(engine, cache, plan, tokens, places, t)
+            final, logits, layers = _oracle_choice(engine, history)
         else:
-            x, layers, confidence, logits = _crowd_step(engine, cache, plan, state, tokens, names, places, t)
-        cache.keep(places, t, x, layers)
-        for l in range(plan.layers) if plan.eager else ():
-            crowd_fill(cache, l, places, t + 1)
-        tokens = _finite(logits, t).argmax(-1).cpu().numpy()
-        yield list(zip(names.tolist(), tokens.tolist(), layers.tolist(), confidence.tolist(), logits))
-        alive = tokens != plan.stop
-        names, places, tokens = names[alive], places[alive], tokens[alive]
-        if not len(names):
-            return
-        if 3 * len(places) <= 2 * cache.rows:
-            cache.compact(places)
-            places = np.arange(len(places))
+            known = checked and state._logits is not None
+            final, layers = after[out], np.full(len(gone), layer)
+            logits = state._logits[out] if known else engine.logits(final)
+        tokens = _finite(logits, int(t[gone][0])).argmax(-1)
+        history = []
+        if layer < plan.layers or plan.rule.oracle:
+            cache.keep(places[gone], t[gone], final, layers)
+            for above in range(plan.layers) if plan.eager else ():
+                crowd_fill(cache, above, places[gone], t[gone] + 1)
+        words = tokens.cpu().numpy()
+        yield list(zip(names[gone].tolist(), words.tolist(), layers.tolist(), confidence[leaves].tolist(), logits))
+        t[gone], level[gone] = t[gone] + 1, 0
+        x = x.index_copy(0, cache.index(gone), engine.embedding[tokens])
+        over = np.zeros(len(names), dtype=bool)
+        over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
+        if over.any():
+            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x[cache.index(np.flatnonzero(~over))]
+            if 0 < 3 * len(places) <= 2 * cache.rows:
+                cache.compact(places)
+                places = np.arange(len(places))
 
-# %% ../nbs/calm_decoding.ipynb #ebaea683
+# %% ../nbs/calm_decoding.ipynb #467bfe2e
 @dataclass(frozen=True)
 class Generated(Result):
     "Generated tokens of each prompt and the layer at which each of them left."
@@ -810,7 +801,7 @@ class Token(Result):
     confidence: float  # with which it left; NaN where none was asked
     text: str | None  # what it adds to the text, when the stream was given a way to spell
 
-# %% ../nbs/calm_decoding.ipynb #8f20fd57
+# %% ../nbs/calm_decoding.ipynb #a15eb178
 def _as_table(input_ids, pad):
     "Token ids as (rows, length) and what of it is there."
     if not isinstance(input_ids, (torch.Tensor, np.ndarray)):
@@ -858,7 +849,7 @@ def check_prompts(
     part = slice(int(columns[0]), int(columns[-1]) + 1)
     return ids[:, part].where(there[:, part], torch.tensor(config.pad_token_id)), there[:, part]
 
-# %% ../nbs/calm_decoding.ipynb #0ce9cb16
+# %% ../nbs/calm_decoding.ipynb #cf5e424e
 class DecoderParts:
     "What `Decoder` is made of: a copy of the weights, the plan of a call, the steps."
 
@@ -917,7 +908,7 @@ class DecoderParts:
         yield from _lone_run(self.engine, cache, plan, memory)
         self._spare.append(cache)
 
-# %% ../nbs/calm_decoding.ipynb #76c69463
+# %% ../nbs/calm_decoding.ipynb #10b98e93
 class Decoder(DecoderParts):
     "Greedy early-exit decoding with the weights that the model has now (they are copied)."
 
@@ -974,7 +965,7 @@ def _streamed(decoder, ids, there, plan, spell):
             said[row] = tokens, longer
             yield Token(row, len(tokens) - 1, token, layer, confidence, None if spell is None else longer[len(text):])
 
-# %% ../nbs/calm_decoding.ipynb #b213fe15
+# %% ../nbs/calm_decoding.ipynb #3fe4cda4
 def decoding_work(
     config: CalmConfig,  # of the model
     layers,  # exit layers: one sequence a text
