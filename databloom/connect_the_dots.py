@@ -150,6 +150,15 @@ def _range(pair, tail):
     return (pair.low if pair.low > -math.inf else float(low)), pair.high if pair.high < math.inf else float(high)
 
 
+def _even(pair, low, high, step):
+    "Number of cells, none wider than `step`, that divide a bounded support, and its lattice if it has one."
+    count = max(2, math.ceil((high - low) / step - 1e-9))
+    if pair.lattice is None:
+        return count
+    knots = round((high - low) / pair.lattice)
+    return knots * max(1 if knots > 1 else 2, math.ceil(count / knots))
+
+
 def _grid(pair, step, tail, max_cells=2**24):
     "Start, step and count of a grid; the step is shrunk so that a bounded support ends on it."
     if not isinstance(pair, Pair):
@@ -160,7 +169,7 @@ def _grid(pair, step, tail, max_cells=2**24):
     if (high - low) / step > max_cells:
         refuse("step", step, f"at least {(high - low) / max_cells:.3g} for this pair: more than {max_cells:,} cells would be needed")
     if pair.low > -math.inf and pair.high < math.inf:
-        count = max(2, math.ceil((high - low) / step - 1e-9))
+        count = _even(pair, low, high, step)
         return low, (high - low) / count if high > low else step, count
     start = low if pair.low > -math.inf else step * math.floor(low / step)
     return start, step, max(2, math.ceil((high - start) / step))
@@ -274,7 +283,7 @@ class _Direction:
         self.parts = [_Part(pair, n, swapped) for pair, n in parts]
         self.total = sum(n for _, n in parts)
         self.cumulants, self.ranges = self.within(math.log(delta) - 7.0)
-        self.lower, self.upper, self.info = 0.0, math.inf, {}
+        self.lower, self.upper, self.chernoff, self.info = 0.0, math.inf, None, {}
         self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
         self.epsilon, self.slope = self._saddle()
 
@@ -396,7 +405,7 @@ def _direct(direction, tolerance, plan):
     step = max(width / (size - 4), longest / _max_cells)
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
         low, high = ranges[0]
-        step = (high - low) / max(2, math.ceil((high - low) / step)) if high > low else step
+        step = (high - low) / _even(direction.parts[0].pair, low, high, step) if high > low else step
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)
@@ -429,21 +438,23 @@ def _plan(direction, tolerance, methods):
     low, high = view.ranges[0]
     step = _widest_step(direction.width(steps), steps, tolerance)
     plans = [dict(method="direct", cost=(high - low) / step + 0.7 * _power_of_two(width / step))] if "direct" in methods else []
+    if plans and plans[0]["cost"] < 20_000 and len(methods) > 1:
+        return plans[0]
     view = _view(direction, tolerance, _staged_price)
     width = (view.top - view.window.bottom) * 1.02
     if len(direction.parts) == 1 and part.n >= 16:
         common = dict(direction=direction, part=part, view=view, steps=steps, width=width, reach=high - low, tolerance=tolerance)
         if "two_stage" in methods:
-            plans += [_staged_plan(math.inf, n1, **common) for n1 in _first_stages(part.n, 5)]
+            plans += [_staged_plan(math.inf, n1, **common) for n1 in _first_stages(part.n, 4)]
         if "core_tail" in methods and part.distance is not None and (part.n >= 2000 or "direct" not in methods):
-            for tau in np.exp(np.linspace(math.log(max(high * 1e-6, 1e-12)), math.log(high * 0.5), 24)):
-                plans += [_staged_plan(tau, n1, **common) for n1 in _first_stages(part.n, 6)]
+            for tau in np.exp(np.linspace(math.log(max(high * 1e-6, 1e-12)), math.log(high * 0.5), 16)):
+                plans += [_staged_plan(tau, n1, **common) for n1 in _first_stages(part.n, 4)]
     plans = [plan for plan in plans if plan is not None]
     return min(plans, key=lambda plan: plan["cost"]) if plans else None
 
 
 def _first_stages(n, count):
-    return sorted({max(2, round(n**power)) for power in np.linspace(0.2, 0.7, count)})
+    return sorted({max(2, round(n**power)) for power in np.linspace(0.25, 0.7, count)})
 
 # %% ../nbs/01_connect_the_dots.ipynb #8e953a58
 def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance):
@@ -683,10 +694,11 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
         before = max(d.upper for d in directions) - max(d.lower for d in directions)
         for d in directions:
             best = max(other.lower for other in directions)
-            if attempt == 0 and d.swapped and len(methods) > 1:
-                bound = _chernoff_epsilon(parts, d)
-                if bound <= best:
-                    d.upper = bound
+            if d.swapped and len(methods) > 1:
+                if attempt < 2 and best == 0:
+                    continue  # the other direction first
+                d.chernoff = d.chernoff or _chernoff_epsilon(parts, d)
+                d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
             aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import fft
-from scipy.signal import lfilter
 
 from databloom.core import (
     Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse, whole_file,
@@ -88,9 +87,23 @@ def max_loss(self):
     return self.offset + self.step * int(some[-1]) if len(some) else -math.inf
 
 # %% ../nbs/00_pld.ipynb #f02b7c0a
+def _decayed_sums(values, step):
+    "`B[j] = values[j] + exp(-step) * B[j + 1]`, with every value relative to its own scale; a negative step makes sums that grow."
+    length = max(1, min(len(values), int(30.0 / abs(step)))) if step else len(values)  # within 30 nats scaling is harmless
+    blocks = np.pad(values, (0, -len(values) % length)).reshape(-1, length)
+    scale = np.exp(-step * np.arange(length))
+    with np.errstate(over="ignore", invalid="ignore"):
+        inner = np.cumsum((blocks * scale)[:, ::-1], axis=1)[:, ::-1] / scale
+        carry, carries, factor = 0.0, np.zeros(len(blocks)), np.exp(-step * length)
+        for i in range(len(blocks) - 1, -1, -1):  # a few blocks, not cells
+            carries[i] = carry
+            carry = inner[i, 0] + factor * carry
+        return (inner + carries[:, None] * (factor / scale)).ravel()[: len(values)]
+
+
 def _curve(masses, step):
     "`(delta, B)` of equation (2) at each grid point, for mass on the grid alone."
-    weight = lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
+    weight = _decayed_sums(masses, step)
     delta = np.zeros(len(masses))
     delta[:-1] = -math.expm1(-step) * np.cumsum(weight[:0:-1])[::-1]
     return delta, weight
@@ -177,7 +190,7 @@ def _root(pld, grid, target):
     # delta falls along the grid: the first point where it is at or below the target
     j = int(np.searchsorted(-delta, -target))
     if j >= len(delta) or weight[j] <= 0:
-        return pld.offset + pld.step * (len(delta) - 1)
+        return -math.inf  # no mass at all
     share = (target - delta[j]) / weight[j]
     if j == 0 and share >= 1:
         return -math.inf
@@ -457,7 +470,8 @@ def compose(
             refuse("parts", pld.step, f"on one step, {first.step} as the first")
         if pld.spill[0] > -math.inf:
             refuse("parts", "a law with spill", "laws without spill (compose all parts in one call)")
-    parts = [(pld, n) for pld, n in parts if pld.masses.any()] or parts[:1]
+    if not all(pld.masses.any() for pld, _ in parts):  # nothing finite is left of the sum
+        return PLD(np.zeros(1), first.step, 0.0, first.bound, infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)))
     cumulants = Cumulants([(*_thin(pld), n) for pld, n in parts])
     choices = _tilts(cumulants, tail)
     laws = [compose_window(parts, _common_window(parts, cumulants, t, tail, max_cells)) for t in choices]
@@ -567,11 +581,11 @@ def borrow_down(
     "A law on the grid that is dominated by the given cells: equation (4), with the ends merged where needed."
     weight = mass - drift  # exp(g_k) times the Q-mass
     up = np.cumsum(mass[::-1])[::-1]
-    from_above = lfilter([1.0], [1.0, -math.exp(-step)], weight[::-1])[::-1]
+    from_above = _decayed_sums(weight, step)
     top_drift = up - from_above
     down = np.cumsum(mass)
     with np.errstate(over="ignore", invalid="ignore"):
-        from_below = lfilter([1.0], [1.0, -math.exp(step)], weight)
+        from_below = _decayed_sums(weight[::-1], -step)[::-1]
         bottom_drift = np.nan_to_num(down - from_below, nan=-np.inf)
     high, jump_low, jump_high = len(mass) - 1, 1, 1
     low = int(np.argmax(down > 1e-40 * down[-1]))  # an empty beginning is one cell

@@ -1,39 +1,62 @@
-"How a function or class is presented on the site: its name, where its source is, what it does, and a table of its parameters."
+"""How a function or class is presented on the site: its name, where its source is, what it does, and a table of its parameters."""
+import html
+import importlib
 import inspect
 import re
+from operator import attrgetter
 
 from fastcore.docments import docments
 from nbdev.doclinks import NbdevLookup
 from nbdev.showdoc import BasicMarkdownRenderer
 
+NOTHING = (None, inspect.Parameter.empty)
+
 
 def cell(text):
     "Text that may stand in a cell of a Markdown table."
-    return re.sub(r"([|])", r"\\\1", " ".join(str(text).split()))
+    return " ".join(str(text).split()).replace("|", r"\|")
 
 
-def code(value):
-    "A type or a default as code, or nothing where there is none."
-    if value in (None, inspect.Parameter.empty):
+def code(text):
+    "A name or a default as code that nbdev does not take for a link."
+    return f"<code>{cell(html.escape(text, quote=False))}</code>"
+
+
+def kind(annotation):
+    "A type, as code that links to where it is explained; nothing where none is given."
+    if annotation in NOTHING:
         return ""
-    text = inspect.formatannotation(value) if isinstance(value, type) or not isinstance(value, str) else value
-    return f"`{cell(text)}`" if text else ""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return f"`{cell(re.sub(r'(__main__|databloom[.][a-z_]+)[.]', '', text))}`"
+
+
+def default(value):
+    "A default value, short enough for a table."
+    return code(value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else repr(value))
+
+
+def exported(sym, name):
+    "The same class in the package: what its fields mean is told by comments, which are found in files alone."
+    entry = NbdevLookup()[name] if inspect.isclass(sym) and sym.__module__ == "__main__" else None
+    if not entry:
+        return sym
+    module = importlib.import_module(entry[1].removesuffix(".py").replace("/", "."))
+    return attrgetter(name)(module)
 
 
 class SignatureTable(BasicMarkdownRenderer):
     "The Markdown of `show_doc`: heading, link to the source, docstring, and a row for each parameter."
 
     def rows(self):
-        notes = docments(self.sym, full=True)
+        sym = exported(self.sym, self.nm)
+        notes = docments(sym, full=True)
         for name, parameter in (self.sig.parameters if self.sig else {}).items():
-            if name == "self":
-                continue
-            note = notes.get(name) or {}
-            default = "" if parameter.default is parameter.empty else f"`{cell(show(parameter.default))}`"
-            yield f"`{name}`", code(parameter.annotation), default, cell(note.get("docment") or "")
+            if name != "self":
+                given = "" if parameter.default is parameter.empty else default(parameter.default)
+                yield code(name), kind(parameter.annotation), given, cell((notes.get(name) or {}).get("docment") or "")
         back = notes.get("return") or {}
-        if not inspect.isclass(self.sym) and (back.get("docment") or code(back.get("anno"))):
-            yield "**returns**", code(back.get("anno")), "", cell(back.get("docment") or "")
+        if not inspect.isclass(sym) and (back.get("docment") or back.get("anno") not in NOTHING):
+            yield "**returns**", kind(back.get("anno")), "", cell(back.get("docment") or "")
 
     def _repr_markdown_(self):
         source = NbdevLookup().code(self.fn)
@@ -46,8 +69,3 @@ class SignatureTable(BasicMarkdownRenderer):
         if len(rows) > 1:
             parts.append("\n".join([lines[0], "|" + "---|" * len(kept), *lines[1:]]))
         return "::: {.showdoc}\n\n" + "\n\n".join(parts) + "\n\n:::"
-
-
-def show(default):
-    "A default value, short enough for a table."
-    return default.__name__ if inspect.isfunction(default) or inspect.isclass(default) else repr(default)
