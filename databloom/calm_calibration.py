@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['CONSISTENCIES', 'DEFAULT_THRESHOLDS', 'Answers', 'System', 'textual_losses', 'reference_risk', 'risk_losses',
            'weights_digest', 'function_digest', 'fingerprint', 'Guarantee', 'guarantee_words', 'CalibratedModel',
-           'calibrate', 'save_system', 'load_system', 'save_calibrated', 'load_calibrated', 'LossTable', 'loss_table',
-           'Violations', 'violation_rate', 'split_rate']
+           'calibrate', 'save_system', 'load_system', 'save_calibrated', 'load_calibrated', 'LossTable', 'table_of',
+           'loss_table', 'Violations', 'violation_rate', 'split_rate']
 
 # %% ../nbs/calm_calibration.ipynb #171cb612
 import hashlib
 import inspect
 import json
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from . import __version__
-from .calm_data import METRICS, Example, Tokens, corpus_bleu, similarity
-from .calm_decoding import Confidence, Decoder, ExitRule, FullModel, Generated, Oracle, Static, find_measure, measures
+from .calm_data import METRICS, Example, Tokens, similarity
+from .calm_decoding import Confidence, Decoder, ExitRule, FullModel, find_measure, measures
 from .calm_model import CalmT5, load_model, save_model
-from .core import Result, check_choice, check_count, check_number, check_probability, generator, need, plain, refuse, whole_file
-from .ltt_calibration import difference_losses, distance_losses, learn_then_test
+from .core import Result, check_choice, check_count, check_number, check_probability, generator, plain, refuse, whole_file
+from .ltt_calibration import distance_losses, fixed_sequence, learn_then_test, p_value_methods
 
 # %% ../nbs/calm_calibration.ipynb #be2990ea
 @dataclass(frozen=True)
@@ -462,6 +462,22 @@ class LossTable(Result):
         return cls(**{**found, "measure": str(found["measure"]), "thresholds": tuple(found["thresholds"].tolist()), "num_layers": int(found["num_layers"])})
 
 
+def table_of(
+    early,  # threshold -> `Answers`, all for the same prompts
+    full: Answers,  # of the full model
+    references,  # for each prompt a sequence of good answers
+    measure: str = "softmax",  # of confidence
+    metric="rouge_l",  # likeness in [0, 1]
+) -> LossTable:  # thresholds falling
+    "The table of losses of answers that are there."
+    thresholds, known = _check_thresholds(sorted(early, reverse=True)), all(references)
+    columns = [early[threshold] for threshold in thresholds]
+    textual = np.array([textual_losses(one.texts, full.texts, metric) for one in columns]).T
+    risk = np.array([risk_losses(one.texts, full.texts, references, metric) for one in columns]).T if known else None
+    layers, counts = (np.array([[count(row) for row in one.layers] for one in columns]).T for count in (sum, len))
+    return LossTable(measure, tuple(thresholds), textual, risk, layers, counts, full.num_layers)
+
+
 def loss_table(
     system: System,  # the model, its tokens and limits
     examples,  # prompts, with references for the risk
@@ -471,17 +487,19 @@ def loss_table(
     metric="rouge_l",  # likeness in [0, 1]
 ) -> LossTable:  # every threshold is paid for
     "Both losses and the layers of every prompt at every threshold."
-    examples, thresholds = list(examples), _check_thresholds(thresholds)
     prompts, references = [e.source for e in examples], [e.references for e in examples]
-    full, columns = system.answer(prompts), []
-    for threshold in thresholds:
-        early = system.answer(prompts, Confidence(measure, threshold, temperature, length=system.max_new_tokens))
-        risk = risk_losses(early.texts, full.texts, references, metric) if all(references) else None
-        columns.append((textual_losses(early.texts, full.texts, metric), risk, [sum(row) for row in early.layers], [len(row) for row in early.layers]))
-    textual, risk, layers, counts = (None if part[0] is None else np.array(part).T for part in zip(*columns))
-    return LossTable(find_measure(measure).name, tuple(thresholds), textual, risk, layers, counts, full.num_layers)
+    make_rule = lambda threshold: Confidence(measure, threshold, temperature, length=system.max_new_tokens)
+    early = {threshold: system.answer(prompts, make_rule(threshold)) for threshold in _check_thresholds(thresholds)}
+    return table_of(early, system.answer(prompts), references, find_measure(measure).name, metric)
 
 # %% ../nbs/calm_calibration.ipynb #993f2227
+def _last_certified(losses, alpha, delta, method):
+    "The last column of a fixed sequence that passes, or None: what `calibrate` would choose from this table."
+    p = p_value_methods[check_choice("method", method, p_value_methods)].p
+    passed = fixed_sequence(lambda j: p(losses[:, j], alpha, delta), delta, k=losses.shape[1])
+    return int(np.flatnonzero(passed)[-1]) if passed.any() else None
+
+
 @dataclass(frozen=True)
 class Violations(Result):
     "How often a calibrated threshold broke its promise."
@@ -513,20 +531,15 @@ def violation_rate(
     random_state=0,  # the draws
 ) -> Violations:  # counted against the table's own means
     "Calibrate again and again on sets drawn with replacement, and count broken promises."
-    import warnings
-
     from scipy.stats import binom
 
     losses, layers, rng = np.asarray(losses), np.asarray(layers), generator(random_state)
     truth, broken, depth, none = losses.mean(0), 0, [], 0
     for _ in range(check_count("trials", trials)):
-        drawn = losses[rng.integers(len(losses), size=check_count("n", n))]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            chosen = learn_then_test(lambda j: drawn[:, j], alpha, delta, settings=list(range(losses.shape[1])), method=method).chosen
-        none += chosen is None
-        depth.append(num_layers if chosen is None else layers[chosen])
-        broken += chosen is not None and truth[chosen] > alpha
+        last = _last_certified(losses[rng.integers(len(losses), size=check_count("n", n))], alpha, delta, method)
+        none += last is None
+        depth.append(num_layers if last is None else layers[last])
+        broken += last is not None and truth[last] > alpha
     return Violations(alpha, delta, method, n, trials, int(broken), int(binom.ppf(0.99, trials, delta)), float(np.mean(depth)), int(none))
 
 # %% ../nbs/calm_calibration.ipynb #464c1ad0
@@ -541,15 +554,10 @@ def split_rate(
     random_state=0,  # which prompts
 ) -> float:  # share of splits whose test mean exceeds alpha
     "The paper's 80/20 trials: how often the mean loss of the test part exceeds the level."
-    import warnings
-
     losses, rng, above = np.asarray(losses), generator(random_state), 0
     cut = round(check_probability("share", share, True, True) * len(losses))
     for _ in range(check_count("trials", trials)):
         order = rng.permutation(len(losses))
-        part, rest = losses[order[:cut]], losses[order[cut:]]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            chosen = learn_then_test(lambda j: part[:, j], alpha, delta, settings=list(range(losses.shape[1])), method=method).chosen
-        above += chosen is not None and rest[:, chosen].mean() > alpha
+        last = _last_certified(losses[order[:cut]], alpha, delta, method)
+        above += last is not None and losses[order[cut:], last].mean() > alpha
     return above / trials

@@ -6,8 +6,8 @@
 __all__ = ['FEED_FORWARDS', 'FORMAT', 'WEIGHTS', 'EXIT_LOSSES', 'CalmConfig', 'RMSNorm', 'relative_buckets', 'Attention',
            'mask_bias', 'FeedForward', 'Residual', 'Block', 'Stack', 'CalmT5', 'new_model', 'save_model', 'load_model',
            'layer_weights', 'sampled_weights', 'Batch', 'pad_rows', 'make_batch', 'epoch_batches', 'layer_losses',
-           'Training', 'learning_rate_at', 'evaluate_layers', 'train', 'exit_examples', 'exit_loss', 'ExitTraining',
-           'stay_f1', 'train_classifier']
+           'random_depths', 'Training', 'learning_rate_at', 'evaluate_layers', 'train', 'exit_examples', 'exit_loss',
+           'ExitTraining', 'stay_f1', 'train_classifier']
 
 # %% ../nbs/02_calm_model.ipynb #232f5a51
 import copy
@@ -208,16 +208,17 @@ class Stack(nn.Module):
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def forward(self, x, allowed, memory=None, memory_allowed=None):
-        "Hidden states after each layer, before the final norm: a list of (batch, length, d_model)."
+    def forward(self, x, allowed, memory=None, memory_allowed=None, depth=None):
+        "Hidden states after each layer, before the final norm: a list of (batch, length, d_model); past its `depth` a position keeps its state."
         config, length = self.config, x.shape[1]
         buckets = relative_buckets(length, length, not self.decoder, config.relative_attention_num_buckets,
                                    config.relative_attention_max_distance)
         bias = self.block[0].layer[0].part.distance_bias(buckets) + mask_bias(allowed, x.dtype)
         memory_bias = None if memory is None else mask_bias(memory_allowed, x.dtype)
         states, x = [], self.dropout(x)
-        for block in self.block:
-            x = block(x, bias, memory, memory_bias)
+        for i, block in enumerate(self.block):
+            higher = block(x, bias, memory, memory_bias)
+            x = higher if depth is None else torch.where((depth > i)[..., None], higher, x)
             states.append(x)
         return states
 
@@ -244,11 +245,11 @@ class CalmT5(nn.Module):
         allowed = attention_mask.bool()[:, None, None, :]
         return self.encoder.final_layer_norm(self.encoder(self.shared(input_ids), allowed)[-1])
 
-    def decode_states(self, decoder_input_ids, memory, attention_mask):
+    def decode_states(self, decoder_input_ids, memory, attention_mask, depth=None):
         "States after each decoder layer, before the norm: a list of L tensors (batch, length, d_model)."
         length = decoder_input_ids.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=memory.device).tril()
-        return self.decoder(self.shared(decoder_input_ids), causal, memory, attention_mask.bool()[:, None, None, :])
+        return self.decoder(self.shared(decoder_input_ids), causal, memory, attention_mask.bool()[:, None, None, :], depth)
 
     def normed(self, state):
         "The state as head and classifier read it: final norm (and dropout while training)."
@@ -476,13 +477,28 @@ def layer_losses(
     model: CalmT5,  # in training or evaluation mode
     batch: Batch,  # some rows
     chosen=None,  # indices of layers; None for all
-) -> torch.Tensor:  # mean cross-entropy per word (nats) of each chosen layer
+    depth=None,  # (rows, answer length), layer at which each word leaves; None for all layers
+) -> torch.Tensor:  # mean cross-entropy (nats) of each chosen layer, over the words that reach it
     "Next-word losses after some of the decoder layers."
     memory = model.encode(batch.input_ids, batch.attention_mask)
-    states = model.decode_states(batch.decoder_input_ids, memory, batch.attention_mask)
-    labels = batch.labels[batch.label_mask]
-    chosen = range(len(states)) if chosen is None else chosen
-    return torch.stack([F.cross_entropy(model.head(model.normed(states[i][batch.label_mask])), labels) for i in chosen])
+    states = model.decode_states(batch.decoder_input_ids, memory, batch.attention_mask, depth)
+    losses = []
+    for i in range(len(states)) if chosen is None else chosen:
+        there = batch.label_mask if depth is None else batch.label_mask & (depth > i)
+        loss = F.cross_entropy(model.head(model.normed(states[i][there])), batch.labels[there], reduction="sum")
+        losses.append(loss / there.sum().clamp(min=1))
+    return torch.stack(losses)
+
+# %% ../nbs/02_calm_model.ipynb #65275369
+def random_depths(
+    shape,  # (rows, length)
+    layers: int,  # L
+    share: float,  # of the rows in which words leave early
+    rng: np.random.Generator,  # draws
+) -> torch.Tensor:  # layer at which each word leaves, L for those that stay
+    "Random exits: in a share of the rows every second word leaves at a layer drawn evenly from 1 .. L-1."
+    leaves = (rng.random((shape[0], 1)) < share) & (rng.random(shape) < 0.5)
+    return torch.from_numpy(np.where(leaves, rng.integers(1, max(2, layers), size=shape), layers))
 
 # %% ../nbs/02_calm_model.ipynb #3bb57543
 @dataclass(frozen=True)
@@ -565,10 +581,11 @@ def _step(model, optimizer, rows, weights, settings, step):
     drawn = sampled_weights(weights, settings["sampled_layers"], rng)
     chosen = np.flatnonzero(drawn)
     batch = make_batch(rows, model.config, next(model.parameters()).device)
+    depth = random_depths(batch.labels.shape, len(weights), settings["early_rows"], rng).to(batch.labels.device) if settings["early_rows"] else None
     with torch.random.fork_rng(devices=[], enabled=model.config.dropout_rate > 0):
         if model.config.dropout_rate > 0:
             torch.manual_seed(int(rng.integers(2**62)))
-        losses = layer_losses(model, batch, chosen)
+        losses = layer_losses(model, batch, chosen, depth)
     loss = (losses * torch.as_tensor(drawn[chosen], dtype=losses.dtype, device=losses.device)).sum()
     if not torch.isfinite(loss):
         raise ValueError(f"the loss became {loss.item()} at step {step}; learning_rate {settings['learning_rate']} is too high for these data")
@@ -640,6 +657,7 @@ def train(
     steps: int = 1000,  # of AdamW
     weights: str = "linear",  # of the layers' losses, as in `layer_weights`
     sampled_layers: int | None = None,  # lower layers drawn at each step; None for all
+    early_rows: float = 0.0,  # share of rows in which words leave at random layers (0: the paper's training)
     batch_size: int = 32,  # rows in a step
     learning_rate: float = 2e-3,  # its peak
     warmup: int = 100,  # steps to reach the peak
@@ -657,7 +675,8 @@ def train(
     settings = dict(
         steps=check_count("steps", steps), weights=check_choice("weights", weights, WEIGHTS),
         sampled_layers=None if sampled_layers is None else check_count("sampled_layers", sampled_layers, low=0),
-        batch_size=check_count("batch_size", batch_size), learning_rate=check_number("learning_rate", learning_rate, low=0, open_low=True),
+        early_rows=check_probability("early_rows", early_rows), batch_size=check_count("batch_size", batch_size),
+        learning_rate=check_number("learning_rate", learning_rate, low=0, open_low=True),
         warmup=check_count("warmup", warmup, low=0), weight_decay=check_number("weight_decay", weight_decay, low=0), rows=len(rows),
         valid_every=check_count("valid_every", valid_every), seed=None if random_state is None else int(generator(random_state).integers(2**31)))
     stop = settings["steps"] if stop_at is None else min(check_count("stop_at", stop_at), settings["steps"])
@@ -674,7 +693,7 @@ def _begin(model, optimizer, settings, path):
     except RuntimeError as error:
         refuse("folder", str(error).splitlines()[0], "a training of this model")
     settings["seed"] = story["settings"]["seed"] if settings["seed"] is None else settings["seed"]
-    changed = [k for k in settings if settings[k] != story["settings"][k]] + ["config"] * (story["config"] != asdict(model.config))
+    changed = [k for k in settings if settings[k] != story["settings"].get(k)] + ["config"] * (story["config"] != asdict(model.config))
     if changed:
         refuse("folder", str(path.parent), f"one whose training had the same {', '.join(changed)} (start in a new folder)")
     return story

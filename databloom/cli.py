@@ -20,6 +20,7 @@ _commands = {
     "calm": "databloom.cli_calm:app",
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
+    "sepsis": "databloom.cli_sepsis:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b

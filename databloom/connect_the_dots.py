@@ -150,6 +150,15 @@ def _range(pair, tail):
     return (pair.low if pair.low > -math.inf else float(low)), pair.high if pair.high < math.inf else float(high)
 
 
+def _even(pair, low, high, step):
+    "Number of cells, none wider than `step`, that divide a bounded support, and its lattice if it has one."
+    count = max(2, math.ceil((high - low) / step - 1e-9))
+    if pair.lattice is None:
+        return count
+    knots = round((high - low) / pair.lattice)
+    return knots * max(1 if knots > 1 else 2, math.ceil(count / knots))
+
+
 def _grid(pair, step, tail, max_cells=2**24):
     "Start, step and count of a grid; the step is shrunk so that a bounded support ends on it."
     if not isinstance(pair, Pair):
@@ -160,7 +169,7 @@ def _grid(pair, step, tail, max_cells=2**24):
     if (high - low) / step > max_cells:
         refuse("step", step, f"at least {(high - low) / max_cells:.3g} for this pair: more than {max_cells:,} cells would be needed")
     if pair.low > -math.inf and pair.high < math.inf:
-        count = max(2, math.ceil((high - low) / step - 1e-9))
+        count = _even(pair, low, high, step)
         return low, (high - low) / count if high > low else step, count
     start = low if pair.low > -math.inf else step * math.floor(low / step)
     return start, step, max(2, math.ceil((high - start) / step))
@@ -396,7 +405,7 @@ def _direct(direction, tolerance, plan):
     step = max(width / (size - 4), longest / _max_cells)
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
         low, high = ranges[0]
-        step = (high - low) / max(2, math.ceil((high - low) / step)) if high > low else step
+        step = (high - low) / _even(direction.parts[0].pair, low, high, step) if high > low else step
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)

@@ -33,6 +33,7 @@ class Pair:
     low, high = -math.inf, math.inf  # the support of the shifted loss
     symmetric = False  # whether (Q, P) has the same privacy loss
     assumptions = ()  # what must hold for the pair to speak about an algorithm
+    lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
 
     def masses(
@@ -175,6 +176,20 @@ class Laplace(Pair):
         return np.append(np.linspace(self.low, self.high, 400), self.high * (1 + 1e-9))
 
 # %% ../nbs/mechanisms.ipynb #c5e3c0e8
+def _lattice(losses, tries=12, cells=10_000):
+    "The largest step, a fraction of the smallest gap, of which all gaps are multiples; None if there is none."
+    gaps = np.diff(losses)
+    gaps = gaps[gaps > 1e-12 * max(1.0, float(np.abs(losses).max(initial=0.0)))]
+    if len(gaps) == 0:
+        return None
+    for part in range(1, tries + 1):
+        step = float(gaps.min()) / part
+        multiples = gaps / step
+        if gaps.sum() / step <= cells and np.abs(multiples - np.rint(multiples)).max() < 1e-9:
+            return float(gaps.sum()) / round(float(gaps.sum()) / step)
+    return None
+
+
 class DiscretePair(Pair):
     "Two laws on the same finite set."
 
@@ -196,6 +211,7 @@ class DiscretePair(Pair):
         self.infinite, self.dual_infinite = float(p[q == 0].sum()), float(q[p == 0].sum())
         if len(loss):
             self.low, self.high = float(self.losses[0]), math.inf if self.infinite else float(self.losses[-1])
+        self.lattice = _lattice(self.losses)
         if self.dual_infinite:
             self.low = -math.inf
         self.symmetric = len(p) == 2 and bool(np.allclose(p, q[::-1], rtol=4e-16, atol=0))
@@ -206,8 +222,8 @@ class DiscretePair(Pair):
     def masses(self, edges):
         place = np.searchsorted(edges, self.losses, side="right") - 1
         inside = (place >= 0) & (place < len(edges) - 1)
-        p = np.bincount(place[inside], self.p[inside], len(edges) - 1)
-        q = np.bincount(place[inside], self.q[inside], len(edges) - 1)
+        p = np.bincount(place[inside], self.p[inside], len(edges) - 1).astype(float)
+        q = np.bincount(place[inside], self.q[inside], len(edges) - 1).astype(float)
         if edges[-1] == math.inf:
             p[-1] += self.infinite
         if edges[0] == -math.inf:
@@ -215,8 +231,9 @@ class DiscretePair(Pair):
         return p, q, np.full(len(p), 8 * ulp + ulp * len(self.losses))
 
     def landmarks(self):
-        points = self.losses[:: max(1, len(self.losses) // 400)]
-        return np.append(points, self.losses[-1] + 1e-9 * max(1.0, abs(self.losses[-1])))
+        points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
+        apart = 1e-9 * max(1.0, abs(self.losses[-1]))
+        return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
 
 
 class RandomizedResponse(DiscretePair):
@@ -271,4 +288,5 @@ class PoissonSubsampled(Pair):
 
     def landmarks(self):
         inner, odds = self.pair.landmarks(), math.log(self.sampling_probability) - math.log1p(-self.sampling_probability)
-        return np.unique(np.append(self.low, np.logaddexp(0.0, inner + odds) if self.low > 0 else np.log1p(np.exp(np.minimum(inner + odds, 700.0)))))
+        points = np.logaddexp(0.0, inner + odds)
+        return np.append(self.low, points[points > self.low * (1 + 1e-12) + 1e-300])

@@ -190,7 +190,7 @@ def _root(pld, grid, target):
     # delta falls along the grid: the first point where it is at or below the target
     j = int(np.searchsorted(-delta, -target))
     if j >= len(delta) or weight[j] <= 0:
-        return pld.offset + pld.step * (len(delta) - 1)
+        return -math.inf  # no mass at all
     share = (target - delta[j]) / weight[j]
     if j == 0 and share >= 1:
         return -math.inf
@@ -470,7 +470,8 @@ def compose(
             refuse("parts", pld.step, f"on one step, {first.step} as the first")
         if pld.spill[0] > -math.inf:
             refuse("parts", "a law with spill", "laws without spill (compose all parts in one call)")
-    parts = [(pld, n) for pld, n in parts if pld.masses.any()] or parts[:1]
+    if not all(pld.masses.any() for pld, _ in parts):  # nothing finite is left of the sum
+        return PLD(np.zeros(1), first.step, 0.0, first.bound, infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)))
     cumulants = Cumulants([(*_thin(pld), n) for pld, n in parts])
     choices = _tilts(cumulants, tail)
     laws = [compose_window(parts, _common_window(parts, cumulants, t, tail, max_cells)) for t in choices]

@@ -19,7 +19,7 @@ from databloom.calm_calibration import (  # noqa: E402
 from databloom.calm_data import Example, grammar_task, rouge_l, task_tokens, token_rows  # noqa: E402
 from databloom.calm_decoding import Confidence, FullModel, Oracle, Static  # noqa: E402
 from databloom.calm_model import CalmConfig, new_model, save_model, train, train_classifier  # noqa: E402
-from databloom.calm_report import colored_html, layer_color, measure_latency, predicted_speedup, quality, report, sweep  # noqa: E402
+from databloom.calm_report import colored_html, layer_color, measure_latency, quality, report, sweep, waiting_speedup  # noqa: E402
 from databloom.ltt_calibration import learn_then_test  # noqa: E402
 
 torch.set_num_threads(1)
@@ -241,16 +241,16 @@ def test_oracle_and_full_in_a_sweep(system):
     assert bare.bleu is None and bare.distance >= 0
 
 
-def test_predicted_speedup_by_hand(system):
+def test_expected_speedup_by_hand(system):
     c = system.model.config
     prompts = [TASK.held_out[0].source]
     answers, inner = system.answer(prompts, Static(2)), c.num_heads * c.d_kv
-    layer, head, fill = 6 * c.d_model * inner + 3 * c.d_model * c.d_ff, c.d_model * c.vocab_size, 2 * c.d_model * inner
+    layer, head = 6 * c.d_model * inner + 3 * c.d_model * c.d_ff, c.d_model * c.vocab_size
     encoder = 7 * (4 * c.d_model * inner + 3 * c.d_model * c.d_ff + 2 * c.d_model * inner * 4)
     tokens = len(answers.tokens[0])
-    wanted = (encoder + tokens * (4 * layer + head)) / (encoder + tokens * (2 * layer + head + 2 * fill))
-    assert predicted_speedup(system, answers, Static(2), 7) == pytest.approx(wanted)
-    assert predicted_speedup(system, system.answer(prompts, Oracle()), Oracle(), 7) < 1
+    wanted = (encoder + tokens * (4 * layer + head)) / (encoder + tokens * (2 * layer + head))
+    assert waiting_speedup(system, answers, Static(2), 7) == pytest.approx(wanted)
+    assert waiting_speedup(system, system.answer(prompts, Oracle()), Oracle(), 7) < 1
 
 
 def test_latency_is_paired_with_the_full_model(system):
