@@ -101,9 +101,9 @@ def test_upper_over_lower_through_stages(name):
 def test_coarsen_and_truncate_keep_direction(name):
     pair, grid = PAIRS[name], np.sort(epsilons(PAIRS[name]))
     for law, sign in ((connect_the_dots(pair, 0.01), 1), (merge_the_dots(pair, 0.01), -1)):
-        before = law.delta(grid)
+        before, slack = law.delta(grid), 1e-12 + 4e-15 * len(law.masses)  # each charges its own round-off, by cells
         for after in (law.coarsen(0.01), law.coarsen(0.03), law.coarsen(0.0731), law.coarsen(1.0), law.truncate(1e-6), law.truncate(1e-30), law.truncate(0.0)):
-            assert np.all(sign * (after.delta(grid) - before) >= -1e-12 * before - 1e-300), (name, after)
+            assert np.all(sign * (after.delta(grid) - before) >= -slack * before - 1e-300), (name, after)
             assert after.bound == law.bound
         assert law.coarsen(0.0731).step == 0.0731 and len(law.coarsen(0.0731).masses) < len(law.masses) + 2
         for delta in (1e-2, 1e-6):
@@ -121,7 +121,7 @@ def test_epsilon_inverts_delta(name):
                 assert law.delta(e) <= delta * (1 + 1e-7)
                 assert law.delta(e - max(1e-6, 1e-6 * e)) >= delta * (1 - 1e-7) or law.tail_mass > 0
             else:
-                assert law.delta(e) >= delta * (1 - 1e-7)
+                assert law.delta(e - 1e-9 * max(1.0, e)) >= delta * (1 - 1e-7)
         values = law.epsilon(np.array([0.3, 1e-2, 1e-5]))
         assert values.shape == (3,) and np.all(np.diff(values) >= 0)
         assert law.epsilon(1.0) == 0.0
