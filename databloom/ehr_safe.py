@@ -143,9 +143,12 @@ def inverse(
 
 # %% ../nbs/04_ehr_safe.ipynb #c6818980
 def _bins(upper, most):
-    "Ends of at most about `most` bins of [0, 1] along the ends of the cells, and the bin of each cell."
-    widths = np.diff(np.append(0.0, upper))
-    starts = _pool(widths, 1 / most - 1e-12, 0.0)
+    "Ends of about `most` bins of [0, 1] along the ends of the cells, finer in the tails, and the bin of each cell."
+    start = np.append(0.0, upper[:-1])
+    tail = np.minimum(start, 1 - upper)                          # distance from the nearer end
+    wanted = np.clip(tail, 1 / (8 * most), 1 / most)             # width of a bin there
+    shares = (upper - start) / wanted
+    starts = _pool(shares, 1 - 1e-9, 0.0)
     ends = np.append(starts[1:], len(upper)) - 1
     return upper[ends], np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(upper))))
 
@@ -331,7 +334,7 @@ def _train_coder(coder, target, mask, seed, device, steps=400, batch=256):
 def _waves(u):
     "Functions of u that enter the networks: Legendre polynomials on [-1, 1] and the normal score."
     x = 2 * u - 1
-    score = torch.special.ndtri(u.clamp(0.002, 0.998)) / 2
+    score = torch.special.ndtri(u.clamp(5e-4, 1 - 5e-4)) / 2
     return torch.stack([x, 1.5 * x**2 - 0.5, 2.5 * x**3 - 1.5 * x, score], dim=-1)
 
 
@@ -351,12 +354,20 @@ class _Block(nn.Module):
         base = torch.full((self.fields, self.bins), -1e4)
         for j, column in enumerate((*cats, *nums)):
             base[j, : column.width] = torch.from_numpy(np.log(np.maximum(column.base, 1e-9)))
-        self.register_buffer("base", base)
+        scores = torch.zeros(len(nums), self.bins)
+        for j, column in enumerate(nums):
+            middle = torch.from_numpy(column.ends - np.diff(np.append(0.0, column.ends)) / 2).float()
+            scores[j, : column.width] = torch.special.ndtri(middle.clamp(1e-4, 1 - 1e-4))
+        self.register_buffer("base", base), self.register_buffer("scores", scores)
 
     def encode(self, u, target, mask):
         "Lines as vectors of length `size`, zero where missing."
         waves = _waves(u) * mask[..., self.cats :, None]
         return torch.cat([_one_hot(target[..., : self.cats], mask, self.coder.widths), waves.flatten(-2)], dim=-1)
+
+    def recent(self, code, ever):
+        "Normal scores of the numbers in a vector, and whether there are any: what a row's numbers are carried on from."
+        return code[..., self.levels :].unflatten(-1, (self.nums, 4))[..., 3] * 2, ever[..., self.cats :].float()
 
     def embed(self, code, mask):
         "Vectors with the one-hot part replaced by the auto-encoder's code, and the masks."
@@ -367,9 +378,17 @@ class _Block(nn.Module):
 class _Line(nn.Module):
     "The distribution of a line of masks and values given a context."
 
-    def __init__(self, block, context, width, dropout):
+    def __init__(self, block, context, width, dropout, carried=False):
         super().__init__()
         f, b = block.fields, block.bins
+        if carried:
+            self.shift, self.sharp = nn.Linear(width, block.nums), nn.Linear(width, block.nums)
+            self.slope, self.trust = nn.Parameter(torch.full((block.nums,), 1.2)), nn.Parameter(torch.full((block.nums,), 4.6))
+            self.direct_mask, self.direct = nn.Linear(context, f, bias=False), nn.Linear(context, block.levels, bias=False) if block.levels else None
+            for layer in (self.shift, self.sharp, self.direct_mask, self.direct):
+                if layer is not None:
+                    nn.init.zeros_(layer.weight)
+            nn.init.zeros_(self.shift.bias), nn.init.constant_(self.sharp.bias, -3.0)
         self.trunk = nn.Sequential(nn.Linear(context, width), nn.ELU(), nn.Dropout(dropout), nn.Linear(width, width), nn.ELU(), nn.Dropout(dropout))
         self.mask, self.between_masks = nn.Linear(width, f), nn.Parameter(torch.zeros(f, f))
         self.number, self.code = nn.Linear(width, block.nums * b), nn.Linear(width, block.coder.dim) if block.levels else None
@@ -387,18 +406,25 @@ class _Line(nn.Module):
             place[j, :w] = torch.arange(starts[j], starts[j] + w)
         self.register_buffer("place", place)
 
-    def start(self, block, context):
+    def start(self, block, context, recent=None):
         "Logits of masks and values before anything of the line is known."
         h = self.trunk(context)
-        values = self.number(h).unflatten(-1, (block.nums, block.bins))
+        masks, values = self.mask(h), self.number(h).unflatten(-1, (block.nums, block.bins))
+        if recent is not None:
+            score, ever = recent
+            masks = masks + self.direct_mask(context)
+            sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever)[..., None]
+            centre = (self.shift(h) + self.slope * score)[..., None]
+            values = values - 0.5 * sharp * (block.scores - centre) ** 2
         if block.levels:
-            logits = nn.functional.pad(block.coder.decode(self.code(h)), (0, 1), value=-1e4)
-            values = torch.cat([logits[..., self.place], values], dim=-2)
-        return self.mask(h), values + block.base
+            logits = block.coder.decode(self.code(h))
+            logits = logits if recent is None else logits + self.direct(context)
+            values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
+        return masks, values + block.base
 
-    def loss(self, block, context, code, target, mask, free):
+    def loss(self, block, context, code, target, mask, free, recent=None):
         "Minus log likelihood of each line; `free` masks are modelled, the others are known."
-        mask_logits, logits = self.start(block, context)
+        mask_logits, logits = self.start(block, context, recent)
         seen = mask.float()
         mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
         logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
@@ -415,10 +441,10 @@ def _pick(logits, rng):
 
 
 @torch.no_grad()
-def _draw_line(line, block, context, ends, rng, never=(), restrict=None):
+def _draw_line(line, block, context, ends, rng, never=(), restrict=None, recent=None):
     "Draw masks and values of lines: u, targets, masks, codes and the log-probability of what `restrict` allows."
     n, device = len(context), context.device
-    mask_logits, logits = line.start(block, context)
+    mask_logits, logits = line.start(block, context, recent)
     mask, weight = torch.zeros(n, block.fields, device=device), torch.zeros(n, device=device)
     between = line.between_masks * line.lower
     for j in range(block.fields):
@@ -475,7 +501,7 @@ class _Network(nn.Module):
         self.first = nn.Linear(summary + latent, hidden)
         self.inputs = rows.embedded + rows.fields + 5 + summary
         self.gru, self.drop = nn.GRU(self.inputs, hidden, batch_first=True), nn.Dropout(dropout)
-        self.line = _Line(rows, hidden + self.inputs, hidden, dropout)
+        self.line = _Line(rows, hidden + self.inputs, hidden, dropout, carried=True)
 
     def encode(self, batch):
         "Latent vectors, not standardised."
@@ -496,7 +522,7 @@ class _Network(nn.Module):
         summary = self.summary(torch.cat([self.static.embed(batch.static_code, batch.static_mask), e_y], -1))
         known = self.past(batch.last, batch.ever, batch.recency, batch.where, summary[:, None].expand(-1, batch.last.shape[1], -1))
         h, _ = self.gru(known, torch.tanh(self.first(torch.cat([summary, latent], -1)))[None])
-        rows = self.line.loss(self.rows, torch.cat([self.drop(h), known], -1), batch.code, batch.target, batch.mask, (self.rows.forced < 0).float())
+        rows = self.line.loss(self.rows, torch.cat([self.drop(h), known], -1), batch.code, batch.target, batch.mask, (self.rows.forced < 0).float(), self.rows.recent(batch.last, batch.ever))
         return statics + (rows * batch.valid).sum(1)
 
 # %% ../nbs/04_ehr_safe.ipynb #fb43d5df
@@ -561,12 +587,12 @@ class EhrSettings:
     hidden: int = 96  # width of the networks
     bins: int = 32  # about how many bins a numeric column has
     min_count: int = 5  # entries that a cell of the normalisation must pool; 1 stores real values
-    epochs: int = 60  # passes of the encoder-decoder over the patients
+    epochs: int = 40  # passes of the encoder-decoder over the patients
     batch: int = 64  # patients a step
     rate: float = 4e-3  # learning rate of the encoder-decoder
     dropout: float = 0.15
     decay: float = 0.02  # weight decay
-    gan_steps: int = 400  # steps of the latent generator
+    gan_steps: int = 200  # steps of the latent generator
     critic_steps: int = 3  # steps of the critic for each
     holdout: float = 0.1  # share of the patients kept aside to choose the epoch and the generator
     calibration: int = 10_000  # synthetic patients for the output calibration
@@ -709,6 +735,15 @@ def _rate(step, total, warm=0.05):
     return x / warm if x < warm else 0.5 * (1 + math.cos(math.pi * (x - warm) / (1 - warm)))
 
 
+def _groups(network, boost=5.0):
+    "Parameters for Adam; those that tie masks to masks and numbers to the last ones start at nothing and go faster."
+    fast, slow = [], []
+    for name, p in network.named_parameters():
+        if p.requires_grad:
+            (fast if name.split(".")[-1] in ("between_masks", "slope", "trust") else slow).append(p)
+    return [{"params": slow, "boost": 1.0}, {"params": fast, "boost": boost, "weight_decay": 0.0}]
+
+
 def _epoch(network, adam, average, data, who, settings, seed, device, done):
     "One pass over the patients; `done` is the share of the training before it."
     rng = np.random.default_rng(seed)
@@ -716,7 +751,7 @@ def _epoch(network, adam, average, data, who, settings, seed, device, done):
     rows, parts = max(1.0, float(data.length[who].mean())), _batches(data.length, who, settings.batch, rng)
     for step, part in enumerate(parts):
         for group in adam.param_groups:
-            group["lr"] = settings.rate * _rate(done + step / len(parts) / settings.epochs, 1.0)
+            group["lr"] = group["boost"] * settings.rate * _rate(done + step / len(parts) / settings.epochs, 1.0)
         if len(part) < 2:
             continue
         batch = _Batch(data, part, network, rng, device)
@@ -962,7 +997,7 @@ def _draw_rows(network, columns, e, label, static, length, rng):
         last, back, h = last[:m], back[:m], h[:, :m].contiguous()
         known = network.past(last, back > 0, (back > 0) / back.clamp(min=1), _positions(torch.full((m,), t, device=device), length[:m]), summary[:m])
         now, h = network.gru(known[:, None], h)
-        u, target, mask, code, _ = _draw_line(network.line, rows, torch.cat([now[:, 0], known], -1), ends, rng, never=(rows.cats,) if t == 0 else ())
+        u, target, mask, code, _ = _draw_line(network.line, rows, torch.cat([now[:, 0], known], -1), ends, rng, never=(rows.cats,) if t == 0 else (), recent=rows.recent(last, back > 0))
         seen = mask > 0
         last = torch.where(seen[:, rows.field_of], code, last)
         back = torch.where(seen, torch.ones_like(back), torch.where(back > 0, back + 1, back))
@@ -1073,7 +1108,7 @@ def fit(
         refuse("cohort", type(cohort).__name__, "a Cohort")
     if len(cohort) < 20:
         refuse("cohort", f"{len(cohort)} patients", "a cohort of at least 20 patients")
-    began = clock.perf_counter()
+    began, cpu = clock.perf_counter(), clock.process_time()
     self.constraints = _check_constraints(self.constraints, cohort.schema)
     self.schema, self.dtypes = cohort.schema, {t: describe_dtypes(getattr(cohort, t)) for t in ("static", "temporal")}
     self.columns, self.forced, self.classes, data = _prepare(cohort, self.settings)
@@ -1085,7 +1120,7 @@ def fit(
         drawn = _draw(self.network, self.generator, self.columns, self._labels(self.settings.calibration, 1), torch.Generator(self.device).manual_seed(self.random_state))
         cats, row_cats = len(self.columns[0]), len(self.columns[2])
         self.maps = [_calibrate(drawn.static_u, drawn.static_mask[:, cats:]), _calibrate(drawn.u, drawn.mask[:, row_cats:])]
-    self.fitted = {"patients": len(cohort), "rows": len(cohort.temporal), "seconds": clock.perf_counter() - began, **self.history}
+    self.fitted = {"patients": len(cohort), "rows": len(cohort.temporal), "seconds": clock.perf_counter() - began, "cpu seconds": clock.process_time() - cpu, **self.history}
     self._say(repr(self))
     return self
 
@@ -1113,8 +1148,8 @@ def _learn(self: EhrSafe, data, checkpoint):
     network = _build(self, data)
     accuracy = [_train_coder(block.coder, e.target[:, : block.cats], e.mask[:, : block.cats], seed, device)
                 for block, e in ((network.static, data.static), (network.rows, data.rows))]
-    average, trainable = _copy(network), [p for p in network.parameters() if p.requires_grad]
-    adam = torch.optim.AdamW(trainable, lr=s.rate, weight_decay=s.decay, betas=(0.9, 0.98))
+    average = _copy(network)
+    adam = torch.optim.AdamW(_groups(network), lr=s.rate, weight_decay=s.decay, betas=(0.9, 0.98))
     self._estimate(network, data, who)
     state = _TrainingState(checkpoint, network, average, adam, self._fingerprint(data))
     trace, best, kept = state.resume()
@@ -1144,11 +1179,11 @@ def _estimate(self: EhrSafe, network, data, who):
     "Time a batch and say what the fit will take."
     s, rng = self.settings, np.random.default_rng(0)
     part = who[: s.batch]
-    began = clock.perf_counter()
-    batch = _Batch(data, part, network, rng, self.device)
-    e = network.encode(batch)
-    network.loss(batch, e).mean().backward()
-    network.zero_grad(set_to_none=True)
+    for _ in range(2):                                           # the first one warms up
+        began = clock.perf_counter()
+        batch = _Batch(data, part, network, rng, self.device)
+        network.loss(batch, network.encode(batch)).mean().backward()
+        network.zero_grad(set_to_none=True)
     spent = clock.perf_counter() - began
     rows = max(1, int(data.length[part].sum()))
     seconds = spent / rows * (data.length[who].sum() + len(who)) * s.epochs * 1.2 + s.gan_steps * s.critic_steps * 0.006 + s.calibration * 5e-4

@@ -581,12 +581,12 @@ def borrow_down(
     "A law on the grid that is dominated by the given cells: equation (4), with the ends merged where needed."
     weight = mass - drift  # exp(g_k) times the Q-mass
     up = np.cumsum(mass[::-1])[::-1]
-    from_above = _decayed_sums(weight, step)
-    top_drift = up - from_above
+    from_above = np.append(_decayed_sums(weight, step)[1:], 0.0)
+    top_drift = drift + np.append(up[1:], 0.0) - math.exp(-step) * from_above
     down = np.cumsum(mass)
     with np.errstate(over="ignore", invalid="ignore"):
-        from_below = _decayed_sums(weight[::-1], -step)[::-1]
-        bottom_drift = np.nan_to_num(down - from_below, nan=-np.inf)
+        from_below = np.append(0.0, _decayed_sums(weight[::-1], -step)[::-1][:-1])
+        bottom_drift = np.nan_to_num(drift + np.append(0.0, down[:-1]) - math.exp(min(step, 700.0)) * from_below, nan=-np.inf)
     high, jump_low, jump_high = len(mass) - 1, 1, 1
     low = int(np.argmax(down > 1e-40 * down[-1]))  # an empty beginning is one cell
     while True:

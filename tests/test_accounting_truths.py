@@ -2,14 +2,11 @@
 
 import json
 import math
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 import contour
 from accounting_exact import assert_holds, discrete_law, gaussian_delta, laplace_delta, laplace_delta_twice, law_delta, law_max_loss
 
