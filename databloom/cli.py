@@ -16,8 +16,11 @@ from . import __version__
 
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
+    "epsilon": "databloom.cli_accounting:app",
+    "calm": "databloom.cli_calm:app",
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
+    "sepsis": "databloom.cli_sepsis:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b

@@ -53,8 +53,9 @@ def report(
 
 # %% ../nbs/cli_ehr.ipynb #32ac4a4f
 def _read(folders, id, time, outcome, argument=None):
-    "The cohorts in these folders, all with the schema of the real one; an error names the option."
+    "The cohorts in these folders, all with the schema of the real one (whole numbers may be fractions here); an error names the option."
     from databloom.cohort_readers import read_folder
+    from databloom.cohorts import Cohort
     cohorts = {}
     for name, folder in folders.items():
         if folder is None:
@@ -64,7 +65,11 @@ def _read(folders, id, time, outcome, argument=None):
             raise ValueError(f"{option} must be an existing folder, got {str(folder)!r}")
         try:
             schema = cohorts["real"].schema if cohorts else None
-            cohorts[name] = read_folder(folder, id, time, outcome, schema=schema) if schema else read_folder(folder, id, time, outcome)
+            found = read_folder(folder, id, time, outcome, schema=schema)
+            if schema is None:
+                whole = [c.name for table in ("static", "temporal") for c in getattr(found.schema, table) if c.kind == "integer"]
+                found = Cohort(found.schema.with_kinds(**dict.fromkeys(whole, "numeric")), found.static, found.temporal)
+            cohorts[name] = found
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from None
     return cohorts

@@ -424,15 +424,12 @@ def _density_score(near, reference):
 attack_scores = {"distance": _distance_score, "density": _density_score}
 
 
-def _reference_distances(train, holdout, k, rng):
-    "For every member and control: distances to the half of the holdout that the person is not in."
-    half, side = rng.permutation(len(holdout)) % 2, rng.permutation(len(train)) % 2
-    k = max(1, min(k, int(np.sum(half == 0)), int(np.sum(half == 1))))
-    member, control = np.empty((len(train), k)), np.empty((len(holdout), k))
-    for s in (0, 1):
-        member[side == s] = nearest(train[side == s], holdout[half != s], k)[0]
-        control[half == s] = nearest(holdout[half == s], holdout[half != s], k)[0]
-    return member, control
+def _score_pairs(near, reference, control):
+    "Scores of members and of controls for each attack; the density attack has half of the controls."
+    return {
+        "distance": [attack_scores["distance"](n, None) for n in near],
+        "density": [attack_scores["density"](n, r) for n, r in zip((near[0], near[1][control]), reference)],
+    }
 
 # %% ../nbs/privacy_attacks.ipynb #ef9f4679
 @dataclass(frozen=True)
@@ -482,17 +479,17 @@ def membership_attacks(
             refuse(name, f"shape {np.shape(table)}", "a table of at least 4 patients (1 synthetic)")
     rng = generator(random_state)
     train, holdout, synthetic = (np.asarray(t, np.float32) for t in (train, holdout, synthetic))
+    control = rng.permutation(len(holdout)) % 2 == 0
+    k = min(k, len(synthetic), int(np.sum(~control)))
     near = [nearest(people, synthetic, k)[0] for people in (train, holdout)]
-    reference = _reference_distances(train, holdout, k, rng)
-    width = min(near[0].shape[1], reference[0].shape[1])
-    reference = [r[:, :width] for r in reference]
-    scores = {name: [score(n, r) for n, r in zip(near, reference)] for name, score in attack_scores.items()}
+    reference = [nearest(people, holdout[~control], k)[0] for people in (train, holdout[control])]
+    scores = _score_pairs(near, reference, control)
     results = {name: membership(*pair, confidence=confidence, random_state=rng) for name, pair in scores.items()}
     flags = 0
     for _ in range(trials):
         copies = train[rng.choice(len(train), max(1, round(planted * len(train))), replace=False)]
-        closer = [np.sort(np.hstack([n, nearest(people, copies, k)[0]]), axis=1)[:, : n.shape[1]] for n, people in zip(near, (train, holdout))]
-        flags += _smallest([[score(n, r) for n, r in zip(closer, reference)] for score in attack_scores.values()]) <= level
+        closer = [np.sort(np.hstack([n, nearest(people, copies, k)[0]]), axis=1)[:, :k] for n, people in zip(near, (train, holdout))]
+        flags += _smallest(_score_pairs(closer, reference, control).values()) <= level
     return Attacks(results, _smallest(scores.values()), planted, flags / max(trials, 1), level)
 
 # %% ../nbs/privacy_attacks.ipynb #ba3be014
@@ -669,16 +666,29 @@ def singling_out(
     width = synthetic.shape[1]
     categorical = np.zeros(width, bool) if categorical is None else np.asarray(categorical, bool)
     middle = [np.median(c[~np.isnan(c)]) if (~np.isnan(c)).any() else math.nan for c in synthetic.T]
-    tried, hits = set(), ([], [])
+    pool, inside = np.vstack([train, holdout]), np.arange(2 * size) < size
+    tried, matched = set(), []
     for _ in range(20 * check_count("attempts", attempts)):
-        if len(hits[0]) == attempts:
+        if len(matched) == attempts:
             break
         row = synthetic[rng.integers(len(synthetic))]
         predicate = _predicate(row, np.sort(rng.choice(width, min(columns, width), replace=False)), middle, categorical)
         key = str(predicate)
-        if key in tried or _matches(predicate, synthetic).sum() != 1:
-            continue
-        tried.add(key)
-        for found, table in zip(hits, (train, holdout)):
-            found.append(float(_matches(predicate, table).sum() == 1))
-    return contrast("singling out", *hits, confidence)
+        if key not in tried and _matches(predicate, synthetic).sum() == 1:
+            tried.add(key)
+            matched.append(_matches(predicate, pool))
+    return _alone("singling out", np.array(matched, np.float32).reshape(-1, 2 * size), inside, confidence, rng)
+
+
+def _alone(name, matched, inside, confidence, rng, permutations=1999):
+    "Contrast of how many predicates match exactly one person on either side; p-value and interval by permuting people."
+    if len(matched) == 0:
+        return contrast(name, [], [], confidence)
+    labels = np.column_stack([inside, *(rng.permutation(inside) for _ in range(permutations))]).astype(np.float32)
+    here = matched @ labels
+    rates = np.mean(here == 1, axis=0), np.mean(matched.sum(axis=1, keepdims=True) - here == 1, axis=0)
+    gaps = rates[0] - rates[1]
+    p = np.mean(gaps >= gaps[0] - 1e-9)
+    reach = stats.norm.ppf(0.5 + confidence / 2) * max(float(gaps[1:].std()), 0.5 / len(matched))
+    return Contrast(name, len(matched), len(matched), float(rates[0][0]), float(rates[1][0]), float(gaps[0]),
+                    max(-1.0, float(gaps[0]) - reach), min(1.0, float(gaps[0]) + reach), float(p), confidence)

@@ -47,7 +47,7 @@ def test_membership_intervals_cover_the_null(n):
 
 def test_membership_intervals_cover_half_when_a_third_real_sample_is_released():
     r = np.random.default_rng(5)
-    people = r.normal(size=(900, 6)) * np.linspace(1, 0.3, 6)
+    people = r.normal(size=(450, 6)) * np.linspace(1, 0.3, 6)
     covered, flagged = [], []
     for s in range(200):
         parts = np.split(r.permutation(people), 3)
@@ -91,11 +91,11 @@ def test_one_run_p_value_equals_a_plain_loop():
 def test_epsilon_bounds_hold_for_randomised_response():
     r = np.random.default_rng(2)
     above = []
-    for s in range(200):
+    for s in range(100):
         truth = r.random(2000) < 0.5
         answer = np.where(r.random(2000) < 1 / (1 + math.exp(-1)), truth, ~truth) + 0.0
         above.append((pa.one_run_audit(answer[truth], answer[~truth], random_state=s) > 1, pa.empirical_epsilon(answer[truth], answer[~truth], random_state=s) > 1))
-    assert (np.mean(above, axis=0) <= 0.05 + binomial_slack(0.05, 200)).all()
+    assert (np.mean(above, axis=0) <= 0.05 + binomial_slack(0.05, 100)).all()
 
 
 def test_holm_by_hand():
@@ -163,16 +163,16 @@ def test_singling_out_and_linkability_agree_with_anonymeter():
     from anonymeter.evaluators import LinkabilityEvaluator, SinglingOutEvaluator
     r = np.random.default_rng(8)
     names = list("abcdef")
-    law = lambda: pd.DataFrame(r.normal(size=(250, 6)) * [1, 1, 2, 2, 3, 3], columns=names)
+    law = lambda: pd.DataFrame(r.normal(size=(150, 6)) * [1, 1, 2, 2, 3, 3], columns=names)
     train, holdout, fresh = law(), law(), law()
     for synthetic, leaks in ((fresh, False), (train, True)):
-        theirs = SinglingOutEvaluator(ori=train, syn=synthetic, control=holdout, n_attacks=60, n_cols=3)
+        theirs = SinglingOutEvaluator(ori=train, syn=synthetic, control=holdout, n_attacks=40, n_cols=3)
         theirs.evaluate(mode="multivariate")
         ours = pa.singling_out(train, holdout, synthetic, attempts=200)
         results = theirs.results()
         assert abs(ours.rate - results.attack_rate.value) < 0.2 and abs(ours.control_rate - results.control_rate.value) < 0.2
         assert (ours.low > 0) == leaks
-        link = LinkabilityEvaluator(ori=train, syn=synthetic, control=holdout, n_attacks=250, aux_cols=(names[:3], names[3:]), n_neighbors=1)
+        link = LinkabilityEvaluator(ori=train, syn=synthetic, control=holdout, n_attacks=150, aux_cols=(names[:3], names[3:]), n_neighbors=1)
         link.evaluate()
         mine = pa.linkability(*pa.scaled(train, holdout, synthetic))
         assert abs(mine.rate - link.results().attack_rate.value) < 0.1 and (mine.low > 0) == leaks
