@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from databloom.calm_model import (  # noqa: E402
     CalmConfig, CalmT5, epoch_batches, evaluate_layers, exit_examples, exit_loss, layer_losses, layer_weights, load_model, make_batch, mask_bias,
-    new_model, relative_buckets, sampled_weights, save_model, stay_f1, train, train_classifier,
+    new_model, random_depths, relative_buckets, sampled_weights, save_model, stay_f1, train, train_classifier,
 )
 
 torch.set_num_threads(1)
@@ -148,6 +148,25 @@ def test_losses_ignore_padding():
     assert np.allclose(evaluate_layers(model, some, batch_size=2)["loss"], together, atol=1e-5)
 
 
+def test_words_that_leave_in_training_leave_as_in_decoding():
+    from databloom.calm_decoding import recompute
+
+    model = new_model(TINY, 4).eval()
+    prompt, answer, layers = [5, 6, 7, 1], [8, 9, 10, 11, 1], [3, 1, 2, 3, 1]
+    batch = make_batch([(prompt, answer)], TINY)
+    with torch.no_grad():
+        memory = model.encode(batch.input_ids, batch.attention_mask)
+        states = model.decode_states(batch.decoder_input_ids, memory, batch.attention_mask, torch.tensor([layers]))
+        assert torch.allclose(model.head(model.normed(states[-1]))[0], recompute(model, prompt, answer, layers), atol=1e-5)
+        losses = layer_losses(model, batch, depth=torch.tensor([layers]))
+        plain = torch.nn.functional.cross_entropy(model.head(model.normed(states[1][0, [0, 2, 3]])), batch.labels[0, [0, 2, 3]])
+        assert torch.isclose(losses[1], plain, atol=1e-6)
+        assert (layer_losses(model, batch, depth=torch.ones(1, 5, dtype=torch.long))[1:] == 0).all()  # nobody comes so far
+    depths = random_depths((4000, 10), 5, 0.4, np.random.default_rng(0)).numpy()
+    assert abs((depths < 5).mean() - 0.2) < 0.02 and set(np.unique(depths)) == {1, 2, 3, 4, 5}
+    assert abs((depths < 5).any(1).mean() - 0.4) < 0.03
+
+
 def test_every_row_once_an_epoch():
     seen = np.concatenate(epoch_batches(103, 10, 4, 0))
     assert sorted(seen) == list(range(103))
@@ -157,7 +176,7 @@ def test_every_row_once_an_epoch():
 @pytest.mark.parametrize("breaks", [[7], [5, 6, 19]])
 def test_resumed_training_equals_one_without_a_break(tmp_path, breaks):
     config = CalmConfig(**{**TINY.to_dict(), "dropout_rate": 0.2})
-    options = dict(steps=24, batch_size=8, valid_every=6, warmup=4, sampled_layers=1, random_state=7)
+    options = dict(steps=24, batch_size=8, valid_every=6, warmup=4, sampled_layers=1, early_rows=0.5, random_state=7)
     whole, parts = new_model(config, 0), None
     story = train(whole, rows(50), rows(10, 1), **options)
     for stop in [*breaks, None]:
