@@ -637,6 +637,13 @@ def selection_control(
     return membership(scores[chosen], scores[~chosen], **options)
 
 # %% ../nbs/sepsis_privacy.ipynb #3a05be6d
+def _guess_coins(curves, seen, sigma):
+    "The linear estimate of least squared error of coins (0 or 1, fair) from their noisy sum of curves."
+    centre = curves.sum(axis=1) / 2
+    G = (curves.T @ curves).astype(float) + 4 * sigma**2 * np.eye(curves.shape[1])
+    return 0.5 + np.linalg.solve(G, curves.T @ (seen - centre))
+
+
 def audit_release(
     stays: Stays,  # candidates, each in or out by a fair coin
     pool: ReadoutPool,  # their models, in order
@@ -651,11 +658,9 @@ def audit_release(
     rng, N = generator(random_state), len(pool)
     inside = rng.random(N) < 0.5
     ledger, D = Ledger(delta=delta), sensitivity(B, N, "remove")
-    exact = B / 2 + pool.combine(stays, inside / N, 0.0, B) - B / 2 * inside.mean()  # who is out counts as B/2
-    seen = noisy(exact, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)
-    own = np.clip(own_predictions(pool, stays), 0, B)
-    rest = B / 2 + (pool.combine(stays, None, 0.0, B) - B / 2) / 2  # the attacker's guess of the others: everybody, half of the time
-    scores = np.add.reduceat((seen - rest) * (own - B / 2), stays.starts[:-1])  # membership moves the curve this way
+    curves = (pool.predict(stays, low=0.0, high=B) - B / 2) / N  # the attacker has the models, but not the coins
+    seen = noisy(B / 2 + curves @ inside, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)  # who is out counts as B/2
+    scores = _guess_coins(curves, seen - B / 2, noise * D)
     found = membership(scores[inside], scores[~inside], delta=delta, confidence=confidence)
     return {"epsilon": ledger.epsilon(), "lower": one_run_audit(scores[inside], scores[~inside], delta=delta, confidence=confidence), "membership": found}
 
