@@ -459,8 +459,9 @@ def private_alarms(
     threshold, stays = check_number("threshold", threshold), len(starts) - 1
     ledger.charge("pure", stays, None, "alarms", epsilon=epsilon)
     rng = generator(random_state)
-    bar = np.repeat(threshold + rng.laplace(0, 2 * D / epsilon, stays), np.diff(starts))
-    on, first = latched(values + rng.laplace(0, 4 * D / epsilon, len(values)) >= bar, starts)
+    first_share = epsilon / (1 + 2 ** (2 / 3))
+    bar = np.repeat(threshold + rng.laplace(0, D / first_share, stays), np.diff(starts))
+    on, first = latched(values + rng.laplace(0, 2 * D / (epsilon - first_share), len(values)) >= bar, starts)
     return Alarms(on, first, epsilon, ledger.epsilon(), ledger.delta, ledger.assumptions)
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
@@ -752,7 +753,8 @@ class Server:
             return exact
         low, high = self.ensemble.bounds
         D = sensitivity(high - low, len(self.ensemble.pool))
-        return float(noisy([exact], D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0])
+        value = noisy([exact], D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0]
+        return float(min(max(value, low), high))  # back into the range: post-processing, free of charge
 
     def _stays(self, rows):
         from databloom.cohorts import Cohort, Schema
