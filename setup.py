@@ -42,6 +42,9 @@ setup(
     python_requires=">=" + settings["min_python"],
     install_requires=settings["requirements"].split(),
     extras_require=extras,
-    entry_points={"console_scripts": settings["console_scripts"].split()},
+    entry_points={
+        "console_scripts": settings["console_scripts"].split(),
+        "nbdev": [f"{settings['lib_name']}={settings['lib_name']}._modidx:d"],  # so that `names` in prose become links
+    },
     zip_safe=False,
 )

@@ -16,6 +16,8 @@ from . import __version__
 
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
+    "epsilon": "databloom.cli_accounting:app",
+    "calm": "databloom.cli_calm:app",
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
     "sepsis": "databloom.cli_sepsis:app",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['connect_the_dots', 'merge_the_dots', 'privacy_buckets', 'connect_the_dots_of_curve', 'EpsilonBounds',
-           'epsilon_bounds', 'dp_sgd_epsilon']
+           'epsilon_bounds', 'dp_sgd_epsilon', 'EpsilonCurve', 'epsilon_curve']
 
 # %% ../nbs/01_connect_the_dots.ipynb #7a4559e9
 import math
@@ -21,7 +21,7 @@ def _joined(pair, edges, grid, step):
     "P-masses on `grid` and one point more, cell i = [edges[i], edges[i+1]) lying between grid[i] and grid[i] + step."
     cells = pair.cells(edges)
     relative = cells.relative + 8 * ulp
-    growth, share = np.expm1(grid), -1 / math.expm1(-step)
+    growth, share = np.expm1(np.minimum(grid, 600.0)), -1 / math.expm1(-step)  # less growth means more mass goes up
     mass = cells.base + cells.excess
     up = np.clip((cells.excess - growth * cells.base) * share, 0.0, mass)
     slack = relative * (cells.doubt + np.abs(growth) * cells.base) * share
@@ -112,13 +112,14 @@ def _lower_cells(pair, start, step, count):
 def _merged(pair, edges, grid, exact_first):
     "P-mass, drift and error of the drift of each cell, merged to an atom near its grid point."
     cells = pair.cells(edges)
-    relative, growth = cells.relative + 8 * ulp, np.expm1(grid)
+    relative, growth = cells.relative + 8 * ulp, np.expm1(np.minimum(grid, 600.0))
     drift = cells.excess - growth * cells.base
     mass, slack = cells.base + cells.excess, relative * (cells.doubt + np.abs(growth) * cells.base)
     for end in ([0] if exact_first else []) + ([-1] if edges[-1] == math.inf and exact_first else []):
         slack[end] += 2e-9 * (grid[1] - grid[0]) * mass[end] if edges[-1] == math.inf else 0.0  # the cell is thin, not a point
         drift[end] = 0.0
-    return mass * (1 - relative), drift, slack
+    sane = grid < 600.0  # beyond, exp(loss) overflows: dropped
+    return np.where(sane, mass * (1 - relative), 0.0), np.where(sane, drift, 0.0), np.where(sane, slack, 0.0)
 
 
 def _lower_law(pair, start, step, count):
@@ -149,6 +150,15 @@ def _range(pair, tail):
     return (pair.low if pair.low > -math.inf else float(low)), pair.high if pair.high < math.inf else float(high)
 
 
+def _even(pair, low, high, step):
+    "Number of cells, none wider than `step`, that divide a bounded support, and its lattice if it has one."
+    count = max(2, math.ceil((high - low) / step - 1e-9))
+    if pair.lattice is None:
+        return count
+    knots = round((high - low) / pair.lattice)
+    return knots * max(1 if knots > 1 else 2, math.ceil(count / knots))
+
+
 def _grid(pair, step, tail, max_cells=2**24):
     "Start, step and count of a grid; the step is shrunk so that a bounded support ends on it."
     if not isinstance(pair, Pair):
@@ -159,7 +169,7 @@ def _grid(pair, step, tail, max_cells=2**24):
     if (high - low) / step > max_cells:
         refuse("step", step, f"at least {(high - low) / max_cells:.3g} for this pair: more than {max_cells:,} cells would be needed")
     if pair.low > -math.inf and pair.high < math.inf:
-        count = max(2, math.ceil((high - low) / step - 1e-9))
+        count = _even(pair, low, high, step)
         return low, (high - low) / count if high > low else step, count
     start = low if pair.low > -math.inf else step * math.floor(low / step)
     return start, step, max(2, math.ceil((high - start) / step))
@@ -249,9 +259,9 @@ class _Part:
         self.loss = (-(u + pair.shift) if swapped else u + pair.shift)[keep]
         self.distance = self.u - pair.low if pair.low > -math.inf else None
 
-    def weights(self, tilt):
-        "Tilted probabilities of the atoms."
-        exponent = self.log_mass + tilt * self.loss
+    def weights(self, tilt, most=math.inf):
+        "Tilted probabilities of the atoms with losses up to `most`."
+        exponent = np.where(self.loss <= most, self.log_mass + tilt * self.loss, -np.inf)
         weight = np.exp(exponent - exponent.max())
         return weight / weight.sum()
 
@@ -271,11 +281,17 @@ class _Direction:
     def __init__(self, parts, delta, swapped):
         self.delta, self.swapped = delta, swapped
         self.parts = [_Part(pair, n, swapped) for pair, n in parts]
-        self.cumulants = Cumulants([(part.loss, part.log_mass, part.n) for part in self.parts])
         self.total = sum(n for _, n in parts)
-        self.lower, self.upper, self.info = 0.0, math.inf, {}
+        self.cumulants, self.ranges = self.within(math.log(delta) - 7.0)
+        self.lower, self.upper, self.chernoff, self.info = 0.0, math.inf, None, {}
         self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
         self.epsilon, self.slope = self._saddle()
+
+    def within(self, log_tail):
+        "Cumulants and ranges of the parts, cut where they cannot matter: with probability exp(log_tail) in all."
+        ranges = [part.range(math.exp(log_tail) / self.total) for part in self.parts]
+        inside = [part.u <= high * (1 + 1e-9) + 1e-300 for part, (_, high) in zip(self.parts, ranges)]
+        return Cumulants([(part.loss[keep], part.log_mass[keep], part.n) for part, keep in zip(self.parts, inside)]), ranges
 
     def _saddle(self):
         low, high, target = math.log(1e-8), math.log(1e12), math.log(self.delta)
@@ -295,14 +311,18 @@ class _Direction:
 
     def width(self, steps):
         "Estimated width of the interval for epsilon at each step."
-        return sum(0.5 * (self.slope + 1) * part.n * _spread(part.distance, part.weights(self.slope), steps) for part in self.parts)
+        return sum(0.5 * (self.slope + 1) * part.n * _spread(part.distance, self.errors(part), steps) for part in self.parts)
+
+    def errors(self, part):
+        "Weights of the atoms in the error of epsilon; no single loss matters that is far above epsilon."
+        return part.weights(self.slope, max(self.epsilon, float(part.loss.min())) + 3 / self.slope)
 
     def learn(self, upper, lower, lost, info):
         "Read two composed laws, keep the better bounds, and improve the estimates."
-        amount, tilt = upper.raised
+        amount, tilt = upper.haze
         price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
-        charge = amount - tilt * self.epsilon - math.log(upper.step * max(tilt, 1e-12) * (tilt + 1) * self.delta)
-        self.noise = float(np.clip(math.exp(np.clip(charge - price, -60, 20)), 1e-16, 1e-3))
+        charge = amount - tilt * self.epsilon - math.log(self.delta)
+        self.noise = min(1e-3, 4 * math.exp(min(charge - price, 0.0)))  # the next grid will be finer
         high, low = upper.epsilon(self.delta), lower.epsilon(min(1.0, self.delta + lost))
         if low > self.lower or high < self.upper:
             self.info = info
@@ -325,16 +345,24 @@ class _View:
     top: float
     log_tail: float
     tilted_tail: float
+    ranges: list  # for each part, the shifted losses beyond which it is cut
 
 
-def _view(direction, tolerance):
-    "The window through which to look at this composition for an interval of width `tolerance`."
+def _view(direction, tolerance, most=14.0):
+    "The window through which to look at this composition for an interval of width `tolerance`, at a price of at most exp(most)."
     d = direction
     relative = min(1e-3, 0.02 * max(tolerance * d.slope, 1e-9))
-    budget = min(14.0, max(0.5, math.log(relative / d.noise)))
+    d.cumulants, d.ranges = d.within(math.log(d.delta) + math.log(relative) - 4.0)
+    budget = min(most, max(0.5, math.log(relative / d.noise)))
     tilts = np.concatenate([[1e-3], np.exp(np.linspace(-6.0, 0.0, 40))]) * d.slope
     price = d.cumulants.moments(tilts)[0] - tilts * d.epsilon - math.log(d.delta)
-    tilt = float(tilts[np.argmax(price <= budget)] if (price <= budget).any() else tilts[np.argmin(price)])
+    views = [_view_at(d, float(tilts[np.argmax(price <= b)] if (price <= b).any() else tilts[np.argmin(price)]), relative) for b in (budget, budget + 2)]
+    # a slightly dearer tilt may have a far smaller window
+    return min(views, key=lambda view: (view.top - view.window.bottom) * (1.0 if view is views[0] else 2.0))
+
+
+def _view_at(d, tilt, relative):
+    "The window at one tilt that loses at most a relative part `relative` of delta on any account."
     log_tail = math.log(d.delta) + math.log(relative)
     scale = max(d.epsilon, 1 / d.slope)
     top, theta_top = d.cumulants.edge(0.0, log_tail, 1, scale)
@@ -344,10 +372,11 @@ def _view(direction, tolerance):
     down, theta_down = d.cumulants.edge(tilt, tilted_tail, -1, scale)
     top = max(top, up)
     bottom = min(down, d.epsilon - 0.02 * max(top - d.epsilon, 0.0))
-    return _View(Window(bottom, 0, tilt, theta_top, theta_up, theta_down), top, log_tail, tilted_tail)
+    return _View(Window(bottom, 0, tilt, theta_top, theta_up, theta_down), top, log_tail, tilted_tail, d.ranges)
 
 # %% ../nbs/01_connect_the_dots.ipynb #f437b36f
 _max_cells = 2**20
+_staged_price = 9.0  # a first stage adds its round-off to each mass, where a small tilt would let it swamp the far tail
 
 
 def _power_of_two(cells):
@@ -368,7 +397,7 @@ def _direct(direction, tolerance, plan):
     "Upper law, lower law, delta to charge to the lower one, and what was done."
     view = _view(direction, tolerance)
     width = (view.top - view.window.bottom) * 1.02
-    ranges = [part.range(math.exp(view.log_tail - 4) / direction.total) for part in direction.parts]
+    ranges = view.ranges
     longest = max(high - low for low, high in ranges)
     steps = _steps(view)
     step = max(_widest_step(direction.width(steps), steps, tolerance), longest / _max_cells)
@@ -376,7 +405,7 @@ def _direct(direction, tolerance, plan):
     step = max(width / (size - 4), longest / _max_cells)
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
         low, high = ranges[0]
-        step = (high - low) / max(2, math.ceil((high - low) / step)) if high > low else step
+        step = (high - low) / _even(direction.parts[0].pair, low, high, step) if high > low else step
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)
@@ -385,17 +414,18 @@ def _direct(direction, tolerance, plan):
             law = build(part.pair, start, step, count)
             laws[bound].append((law.swap() if direction.swapped else law, part.n))
     window = replace(view.window, bottom=view.window.bottom - 2 * step, size=size)
-    upper, lower = compose_window(laws["upper"], window), compose_window(laws["lower"], window)
+    upper, lower = compose_window(laws["upper"], window, True), compose_window(laws["lower"], window, True)
     return upper, lower, 0.0, dict(method="direct", step=step, cells=size)
 
 # %% ../nbs/01_connect_the_dots.ipynb #0c732c97
 def _hit_cap(n, p, log_tail):
-    "The smallest k with P(Binomial(n, p) > k) <= exp(log_tail) by Chernoff's bound; n if there is none."
+    "The smallest k with P(Binomial(n, p) > k) <= exp(log_tail), by Chernoff's bound or by the union over sets of k + 1 hits; n if there is none."
     k = math.ceil(max(1.0, n * p))
     while k + 1 < n:
         x = (k + 1) / n
         divergence = x * math.log(x / p) + (1 - x) * (math.log1p(-x) - math.log1p(-p)) if p > 0 else math.inf
-        if x > p and n * divergence >= -log_tail:
+        union = (k + 1) * math.log(n * p) - math.lgamma(k + 2) if p > 0 else -math.inf
+        if (x > p and n * divergence >= -log_tail) or union <= log_tail:
             return k
         k = math.ceil(k * 1.05 + 1) if k > 20 else k + 1
     return n
@@ -403,35 +433,38 @@ def _hit_cap(n, p, log_tail):
 
 def _plan(direction, tolerance, methods):
     "The cheapest of the allowed methods, by estimate: a dict with the method, its parameters and its cost in cells."
-    part, view, steps = direction.parts[0], None, None
-    view = _view(direction, tolerance)
+    part, view = direction.parts[0], _view(direction, tolerance)
     steps, width = _steps(view), (view.top - view.window.bottom) * 1.02
-    low, high = part.range(math.exp(view.log_tail - 4) / part.n)
+    low, high = view.ranges[0]
     step = _widest_step(direction.width(steps), steps, tolerance)
     plans = [dict(method="direct", cost=(high - low) / step + 0.7 * _power_of_two(width / step))] if "direct" in methods else []
+    if plans and plans[0]["cost"] < 20_000 and len(methods) > 1:
+        return plans[0]
+    view = _view(direction, tolerance, _staged_price)
+    width = (view.top - view.window.bottom) * 1.02
     if len(direction.parts) == 1 and part.n >= 16:
         common = dict(direction=direction, part=part, view=view, steps=steps, width=width, reach=high - low, tolerance=tolerance)
         if "two_stage" in methods:
-            plans += [_staged_plan(math.inf, n1, **common) for n1 in _first_stages(part.n, 5)]
+            plans += [_staged_plan(math.inf, n1, **common) for n1 in _first_stages(part.n, 4)]
         if "core_tail" in methods and part.distance is not None and (part.n >= 2000 or "direct" not in methods):
             for tau in np.exp(np.linspace(math.log(max(high * 1e-6, 1e-12)), math.log(high * 0.5), 16)):
-                plans += [_staged_plan(tau, n1, **common) for n1 in _first_stages(part.n, 6)]
+                plans += [_staged_plan(tau, n1, **common) for n1 in _first_stages(part.n, 4)]
     plans = [plan for plan in plans if plan is not None]
     return min(plans, key=lambda plan: plan["cost"]) if plans else None
 
 
 def _first_stages(n, count):
-    return sorted({max(2, round(n**power)) for power in np.linspace(0.2, 0.7, count)})
+    return sorted({max(2, round(n**power)) for power in np.linspace(0.25, 0.7, count)})
 
 # %% ../nbs/01_connect_the_dots.ipynb #8e953a58
 def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance):
     "Steps and cost of two stages with the tail cut at `tau` (infinite: no tail); None where it does not pay."
     core = part.u - (part.pair.low if part.distance is not None else part.u[0]) < tau
-    factor, errors, window = 0.5 * (direction.slope + 1), part.weights(direction.slope), part.weights(view.window.tilt)
+    factor, errors, window = 0.5 * (direction.slope + 1), direction.errors(part), part.weights(view.window.tilt)
     if part.n / n1 < 2 or window[core].sum() <= 0 or errors[core].sum() <= 0:
         return None
     distance = part.distance[core] if part.distance is not None else None
-    fine = _widest_step(factor * part.n * _spread(distance, errors[core], steps), steps, 0.4 * tolerance)
+    fine = _widest_step(factor * part.n * _spread(distance, errors[core], steps), steps, 0.35 * tolerance)
     share = window[core] / window[core].sum()
     variance = float(share @ (part.u[core] - share @ part.u[core]) ** 2)
     k, hits = 0, part.n * float(errors[~core].sum())
@@ -439,7 +472,7 @@ def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance)
     if tau < math.inf:
         k = _hit_cap(part.n, float(np.exp(part.log_mass[~core]).sum()), view.log_tail)
         share = errors[core] / errors[core].sum()
-        if k >= part.n // 2 or factor * k * float(share @ (part.u[core] - share @ part.u[core]) ** 2) > 0.1 * tolerance:
+        if k >= part.n // 2 or factor * k * float(share @ (part.u[core] - share @ part.u[core]) ** 2) > 0.3 * tolerance:
             return None
         reach_core = min(tau, reach)
         first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
@@ -447,7 +480,7 @@ def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance)
         reach_core = reach
         bottom, top, _ = _stage_edges(part, core, n1, view, part.n / n1)
         first = top - bottom
-    coarse = math.sqrt(2.4 * tolerance / (factor * (hits + part.n / n1)))
+    coarse = math.sqrt((1.4 if k else 2.4) * tolerance / (factor * (hits + part.n / n1)))
     if coarse < fine:
         return None
     tail_cells = (reach - tau) / coarse if tau < math.inf else 0
@@ -457,6 +490,7 @@ def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance)
 
 def _stage_edges(part, core, n, view, copies):
     "Bottom, top and Chernoff parameters of an n-fold first stage, of which there are `copies`."
+    core = core & (part.u <= view.ranges[0][1] * (1 + 1e-9) + 1e-300)
     cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)])
     scale = max(math.sqrt(max(float(cumulants.moments([view.window.tilt])[2][0]), 0.0)), 1e-290)
     top, theta_top = cumulants.edge(0.0, view.log_tail - math.log(copies), 1, scale)
@@ -511,11 +545,11 @@ def _staged(direction, tolerance, plan):
     "Two stages, with or without a tail: upper law, lower law, delta to charge to the lower one, and what was done."
     part, tail = direction.parts[0], plan["tau"] < math.inf
     pair, n, n1 = part.pair, part.n, plan["n1"]
-    view = _view(direction, tolerance)
+    view = _view(direction, tolerance, _staged_price)
     width = (view.top - view.window.bottom) * 1.02
     size = _power_of_two(width / plan["coarse"] + 4)
     coarse = width / (size - 4)
-    low, high = part.range(math.exp(view.log_tail - 4) / n)
+    low, high = view.ranges[0]
     edge = pair.low if part.distance is not None else low
     core = part.u - (edge if part.distance is not None else part.u[0]) < plan["tau"]
     bottom, top, _ = _stage_edges(part, core, n1, view, n / n1)
@@ -541,7 +575,7 @@ def _staged(direction, tolerance, plan):
                 b, _, thetas = _stage_edges(part, core, copies, view, n / n1)
                 stage = compose_window([(law, copies)], Window(b - 2 * fine, first_size, window.tilt, *thetas))
                 factors.append((stage.coarsen(coarse), times))
-        composed = compose_window(factors, window)
+        composed = compose_window(factors, window, True)
         off = 1e-12 * n if tail else 0.0
         laws[bound] = replace(composed, blur=composed.blur + off, rounding=composed.rounding + off)
     lost = math.exp(view.log_tail) if plan["k"] else 0.0
@@ -635,10 +669,7 @@ class EpsilonBounds(Result):
 
     def to_dict(self):
         "The bounds as plain data, without the laws."
-        return {key: value for key, value in replace(self, laws=()).__plain__().items() if key != "laws"}
-
-    def __plain__(self):
-        return Result.to_dict(self)
+        return {key: value for key, value in Result.to_dict(replace(self, laws=())).items() if key != "laws"}
 
     def __str__(self):
         lines = [
@@ -658,14 +689,16 @@ def _close(direction, tolerance):
 def _refine(parts, directions, tolerance, methods, max_attempts=7):
     "Improve the bounds of the directions until the larger ones are close; the laws of the decisive direction."
     aims = (0.7, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
-    laws = {}
+    laws, idle = {}, 0
     for attempt in range(max_attempts):
+        before = max(d.upper for d in directions) - max(d.lower for d in directions)
         for d in directions:
             best = max(other.lower for other in directions)
-            if attempt == 0 and d.swapped and len(methods) > 1:
-                bound = _chernoff_epsilon(parts, d)
-                if bound <= best:
-                    d.upper = bound
+            if d.swapped and len(methods) > 1:
+                if attempt < 2 and best == 0:
+                    continue  # the other direction first
+                d.chernoff = d.chernoff or _chernoff_epsilon(parts, d)
+                d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
             aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12)
@@ -679,6 +712,9 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
                 d.upper, d.lower = 0.0, 0.0
         upper, lower = max(d.upper for d in directions), max(d.lower for d in directions)
         if upper < math.inf and upper - lower <= tolerance * upper:
+            break
+        idle = idle + 1 if before < math.inf and upper - lower > 0.9 * before else 0
+        if idle == 2:
             break
     return laws
 
@@ -765,3 +801,70 @@ def dp_sgd_epsilon(
     pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
     return epsilon_bounds(pair, check_count("steps", steps, high=10**12), delta=delta, tolerance=tolerance, method=method,
                           adjacency=adjacency, assumptions=_sgd_assumptions)
+
+# %% ../nbs/01_connect_the_dots.ipynb #4487d1a8
+def _draw_bounds(bounds, ax=None):
+    with book_style() as plt:
+        if ax is None:
+            _, ax = plt.subplots()
+        if bounds.laws and 0 < bounds.upper < math.inf:
+            epsilon = np.linspace(0.8 * bounds.lower, 1.2 * bounds.upper, 121)
+            for law in bounds.laws:
+                delta = law.delta(epsilon)
+                keep = delta > 0
+                ax.plot(epsilon[keep], delta[keep], "--" if law.bound == "lower" else "-", label=f"delta, {law.bound} bound")
+        ax.axhline(bounds.delta, color="#7a7a7a", lw=0.8)
+        ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
+        ax.set(xlabel="epsilon", ylabel="delta", yscale="log", title=f"{bounds.mechanism}, {bounds.steps:,} steps")
+        ax.legend()
+    return ax
+
+
+EpsilonBounds.plot = _draw_bounds
+
+# %% ../nbs/01_connect_the_dots.ipynb #e0d54b0d
+@dataclass(frozen=True)
+class EpsilonCurve(Result):
+    "Certified bounds on epsilon for several numbers of steps."
+
+    steps: np.ndarray  # numbers of steps
+    lower: np.ndarray  # lower bounds
+    upper: np.ndarray  # upper bounds
+    delta: float  # slack probability
+    mechanism: str  # what is released
+    adjacency: str  # which datasets are neighbours
+    assumptions: tuple = ()  # what must hold
+
+    def plot(self, ax=None):
+        "The band between the bounds against the steps."
+        with book_style() as plt:
+            if ax is None:
+                _, ax = plt.subplots()
+            ax.fill_between(self.steps, self.lower, self.upper, alpha=0.3)
+            ax.plot(self.steps, self.upper, "o-", ms=3, label="upper bound")
+            ax.plot(self.steps, self.lower, "--", label="lower bound")
+            ax.set(xlabel="steps", ylabel=f"epsilon at delta = {self.delta:g}", xscale="log")
+            ax.legend()
+        return ax
+
+
+def epsilon_curve(
+    mechanism,  # a `Pair`, or a list of (Pair, count) that makes one step
+    steps,  # numbers of steps, shape (k,)
+    *,
+    delta: float,  # slack probability
+    tolerance: float = 1e-3,  # relative width to aim for
+    adjacency: str = "add_remove",  # a name for the result
+    assumptions: tuple = (),  # more of what must hold
+) -> EpsilonCurve:
+    "Certified bounds on epsilon after each of several numbers of steps."
+    counts = [check_count("steps", n) for n in np.atleast_1d(np.asarray(steps)).tolist()]
+    if not counts:
+        refuse("steps", steps, "at least one number of steps")
+    results = [epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions) for n in counts]
+    # epsilon cannot fall with more steps: bounds of fewer steps sharpen those of more, and the other way round
+    order = np.argsort(counts, kind="stable")
+    lower, upper = np.array([r.lower for r in results]), np.array([r.upper for r in results])
+    lower[order] = np.maximum.accumulate(lower[order])
+    upper[order] = np.minimum.accumulate(upper[order][::-1])[::-1]
+    return EpsilonCurve(np.array(counts), lower, upper, results[0].delta, results[0].mechanism, adjacency, results[0].assumptions)

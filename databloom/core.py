@@ -247,6 +247,9 @@ def book_style():
     }
     with plt.rc_context(style):
         yield plt
+        interactive = plt.isinteractive()
+    # The first figure of a notebook loads its backend, which turns this on; leaving the style must not turn it off again.
+    plt.rcParams["interactive"] = interactive
 
 # %% ../nbs/core.ipynb #7aacfb78
 def data_folder(

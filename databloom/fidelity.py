@@ -128,17 +128,24 @@ def _standard(columns):
     mean = np.where(seen, columns, 0).sum(axis=0) / count
     centred = np.where(seen, columns - mean, 0.0)
     scale = np.sqrt((centred**2).sum(axis=0) / count)
-    return centred / np.where(scale > 1e-12 * np.maximum(1, np.abs(mean)), scale, 1.0), seen.astype(float)
+    unit = np.where(scale > 1e-12 * np.maximum(1, np.abs(mean)), scale, 1.0)
+    return (centred / unit).astype(np.float32), seen.astype(np.float32)
 
 
 def _sixfold(x, y, seen_x, seen_y):
-    return np.stack([seen_x * seen_y, x * seen_y, y * seen_x, x * x * seen_y, y * y * seen_x, x * y])
+    "The six products behind the sums, row by row: rows x (6 pairs)."
+    out = np.empty((len(y), 6, y.shape[1]), np.float32)
+    for j, (a, b) in enumerate(((seen_x, seen_y), (x, seen_y), (y, seen_x), (x * x, seen_y), (y * y, seen_x), (x, y))):
+        np.multiply(a, b, out=out[:, j])
+    return out.reshape(len(y), 6 * y.shape[1])
 
 
 def _gather(rows, patient, patients):
-    "Sums of row entries (things x rows) by patient: things x patients."
-    adder = sparse.csr_matrix((np.ones(len(patient)), (np.arange(len(patient)), patient)), shape=(len(patient), patients))
-    return np.ascontiguousarray((adder.T @ rows.T).T, np.float32)
+    "Sums of rows by patient: (rows x things) becomes (things x patients)."
+    if len(patient) == patients and np.array_equal(patient, np.arange(patients)):
+        return rows.T
+    adder = sparse.csr_matrix((np.ones(len(patient), np.float32), (patient, np.arange(len(patient)))), shape=(patients, len(patient)))
+    return (adder @ rows).T
 
 # %% ../nbs/fidelity.ipynb #25f8231d
 def _pair_measure(columns, patient, patients):
@@ -148,7 +155,7 @@ def _pair_measure(columns, patient, patients):
         for i in range(x.shape[1] - 1):
             rest = slice(i + 1, None)
             block = _sixfold(x[:, i, None], x[:, rest], seen[:, i, None], seen[:, rest])
-            table = _gather(block.transpose(0, 2, 1).reshape(-1, len(x)), patient, patients)
+            table = _gather(block, patient, patients)
             yield tuple(_correlation(sums.reshape(6, x.shape[1] - 1 - i, -1)) for sums in draw(table))
     def measure(draw):
         return _mean([np.abs(first - second) for first, second in pairs(draw)])
@@ -168,8 +175,7 @@ def _lag_measure(columns, patient, patients):
     "Absolute difference of each column's pooled correlation with the patient's previous row."
     x, seen = _standard(columns)
     same = np.flatnonzero(patient[1:] == patient[:-1]) + 1
-    block = _sixfold(x[same - 1], x[same], seen[same - 1], seen[same]).transpose(0, 2, 1)
-    table = _gather(block.reshape(-1, len(same)), patient[same], patients)
+    table = _gather(_sixfold(x[same - 1], x[same], seen[same - 1], seen[same]), patient[same], patients)
     def values(draw):
         return tuple(_correlation(sums.reshape(6, x.shape[1], -1)) for sums in draw(table))
     def measure(draw):
@@ -271,7 +277,7 @@ def _column_measures(pool):
             main = table == "temporal" and numeric
             kept = [j for j in range(len(names)) if main or missing[:, j].any()]
             if kept and len(owner):
-                rows = np.vstack([missing[:, kept].T, np.ones(len(owner))]).astype(float)
+                rows = np.column_stack([missing[:, kept], np.ones(len(owner))]).astype(np.float32)
                 yield "missing" if main else "missing, other", [names[j] for j in kept], _rate_measure(_gather(rows, owner, pool.patients))
 
 
@@ -628,7 +634,7 @@ def _filled(model, scale):
 
 
 def _forest(seed):
-    return _filled(need("sklearn.ensemble", "ehr").RandomForestClassifier(300, min_samples_leaf=5, random_state=seed), False)
+    return _filled(need("sklearn.ensemble", "ehr").RandomForestClassifier(300, min_samples_leaf=5, n_jobs=-1, random_state=seed), False)
 
 
 def _logistic(seed):

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from .core import check_array, check_count, check_number, check_probability, refuse
 from .pld import hockey_stick, ulp
@@ -33,6 +33,7 @@ class Pair:
     low, high = -math.inf, math.inf  # the support of the shifted loss
     symmetric = False  # whether (Q, P) has the same privacy loss
     assumptions = ()  # what must hold for the pair to speak about an algorithm
+    lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
 
     def masses(
@@ -63,7 +64,10 @@ class Pair:
         u = (-epsilon if swapped else epsilon) - self.shift
         cells = self.cells(np.array([-math.inf, u] if swapped else [u, math.inf]))
         base, excess, doubt = (float(x[0]) for x in (cells.base, cells.excess, cells.doubt))
-        growth = math.expm1(min(-u if swapped else u, 700.0))
+        if abs(u) > 600:  # exp(u) overflows; one law's mass is at most exp(-|u|) times the other's
+            size = base * math.exp(-self.shift) if swapped else base + excess
+            return 0.0, size * (1 + float(cells.relative[0]) + 16 * ulp)
+        growth = math.expm1(-u if swapped else u)
         if swapped:  # Q - exp(epsilon) P below -epsilon, in units of exp(shift)
             value, size = -(growth * base + (1 + growth) * excess), abs(growth) * base + (1 + growth) * doubt
         else:
@@ -121,6 +125,16 @@ class Gaussian(Pair):
         p, error_p = normal_masses(z - 1 / self.noise_multiplier)
         return p, q, np.maximum(error_p, error_q)
 
+    def delta(self, epsilon, swapped=False):
+        "The divergence by its closed form where exp(epsilon) overflows, else as every pair does it."
+        if abs(epsilon) <= 600:
+            return super().delta(epsilon, swapped)
+        middle, slope = 0.5 / self.noise_multiplier, epsilon * self.noise_multiplier
+        log_p, log_q = float(log_ndtr(middle - slope)), epsilon + float(log_ndtr(-middle - slope))
+        p, q = math.exp(log_p), math.exp(min(log_q, 0.0))
+        error = p * (3e-13 + 16 * ulp * abs(log_p)) + q * (3e-13 + 32 * ulp * (abs(epsilon) + abs(log_q)))
+        return max(0.0, p - q - error), max(0.0, p - q) + error
+
     def landmarks(self):
         s = self.noise_multiplier
         z = np.unique(np.concatenate([np.linspace(-38, 38, 305), np.linspace(-38, 38, 305) + 1 / s]))
@@ -148,18 +162,34 @@ class Laplace(Pair):
         start, width = x[:-1], np.diff(x)
         q = 0.5 * np.exp(-start / b) * -np.expm1(-width / b)
         p = 0.5 * np.exp(-(1 - x[1:]) / b) * -np.expm1(-width / b)
+        # a thin slice's width is a difference of rounded numbers, of which only the density feels the error
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loose_p, loose_q = (np.where(width > 0, 4 * ulp * law / width, 0.0) for law in (p, q))
         for atom, in_p, in_q in ((self.low, 0.5 * math.exp(-1 / b), 0.5), (self.high, 0.5, 0.5 * math.exp(-1 / b))):
             here = (edges[:-1] <= atom) & (atom < edges[1:])
             p, q = p + in_p * here, q + in_q * here
-        # a thin slice's width is a difference of rounded numbers
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(p + q > 0, 24 * ulp + np.where(width > 0, 4 * ulp / np.maximum(width, 1e-300), 0.0), 0.0)
+            relative = 24 * ulp + np.nan_to_num(np.maximum(loose_p / p, loose_q / q), nan=0.0)
         return p, q, relative
 
     def landmarks(self):
         return np.append(np.linspace(self.low, self.high, 400), self.high * (1 + 1e-9))
 
 # %% ../nbs/mechanisms.ipynb #c5e3c0e8
+def _lattice(losses, tries=12, cells=10_000):
+    "The largest step, a fraction of the smallest gap, of which all gaps are multiples; None if there is none."
+    gaps = np.diff(losses)
+    gaps = gaps[gaps > 1e-12 * max(1.0, float(np.abs(losses).max(initial=0.0)))]
+    if len(gaps) == 0:
+        return None
+    for part in range(1, tries + 1):
+        step = float(gaps.min()) / part
+        multiples = gaps / step
+        if gaps.sum() / step <= cells and np.abs(multiples - np.rint(multiples)).max() < 1e-9:
+            return float(gaps.sum()) / round(float(gaps.sum()) / step)
+    return None
+
+
 class DiscretePair(Pair):
     "Two laws on the same finite set."
 
@@ -181,6 +211,7 @@ class DiscretePair(Pair):
         self.infinite, self.dual_infinite = float(p[q == 0].sum()), float(q[p == 0].sum())
         if len(loss):
             self.low, self.high = float(self.losses[0]), math.inf if self.infinite else float(self.losses[-1])
+        self.lattice = _lattice(self.losses)
         if self.dual_infinite:
             self.low = -math.inf
         self.symmetric = len(p) == 2 and bool(np.allclose(p, q[::-1], rtol=4e-16, atol=0))
@@ -191,8 +222,8 @@ class DiscretePair(Pair):
     def masses(self, edges):
         place = np.searchsorted(edges, self.losses, side="right") - 1
         inside = (place >= 0) & (place < len(edges) - 1)
-        p = np.bincount(place[inside], self.p[inside], len(edges) - 1)
-        q = np.bincount(place[inside], self.q[inside], len(edges) - 1)
+        p = np.bincount(place[inside], self.p[inside], len(edges) - 1).astype(float)
+        q = np.bincount(place[inside], self.q[inside], len(edges) - 1).astype(float)
         if edges[-1] == math.inf:
             p[-1] += self.infinite
         if edges[0] == -math.inf:
@@ -200,8 +231,9 @@ class DiscretePair(Pair):
         return p, q, np.full(len(p), 8 * ulp + ulp * len(self.losses))
 
     def landmarks(self):
-        points = self.losses[:: max(1, len(self.losses) // 400)]
-        return np.append(points, self.losses[-1] + 1e-9 * max(1.0, abs(self.losses[-1])))
+        points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
+        apart = 1e-9 * max(1.0, abs(self.losses[-1]))
+        return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
 
 
 class RandomizedResponse(DiscretePair):
@@ -256,4 +288,5 @@ class PoissonSubsampled(Pair):
 
     def landmarks(self):
         inner, odds = self.pair.landmarks(), math.log(self.sampling_probability) - math.log1p(-self.sampling_probability)
-        return np.unique(np.append(self.low, np.logaddexp(0.0, inner + odds) if self.low > 0 else np.log1p(np.exp(np.minimum(inner + odds, 700.0)))))
+        points = np.logaddexp(0.0, inner + odds)
+        return np.append(self.low, points[points > self.low * (1 + 1e-12) + 1e-300])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import fft
-from scipy.signal import lfilter
 
 from databloom.core import (
     Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse, whole_file,
@@ -52,7 +51,7 @@ class PLD(Result):
     tail_loss: float = math.inf  # the largest of them
     rounding: float = 0.0  # relative error of the masses, charged by every answer
     blur: float = 0.0  # absolute error of the losses, charged by every answer
-    raised: tuple = (-math.inf, 0.0)  # (a, t): round-off is bounded by exp(a - t * loss) in each mass, and already counted in it
+    haze: tuple = (-math.inf, 0.0)  # (a, t): round-off may have moved delta by exp(a - t * epsilon), either way
     spill: tuple = (-math.inf, 0.0)  # (a, t): mass exp(a - t * loss) may be in the wrong place, at one loss; lower bounds only
 
     def __post_init__(self):
@@ -88,9 +87,23 @@ def max_loss(self):
     return self.offset + self.step * int(some[-1]) if len(some) else -math.inf
 
 # %% ../nbs/00_pld.ipynb #f02b7c0a
+def _decayed_sums(values, step):
+    "`B[j] = values[j] + exp(-step) * B[j + 1]`, with every value relative to its own scale; a negative step makes sums that grow."
+    length = max(1, min(len(values), int(30.0 / abs(step)))) if step else len(values)  # within 30 nats scaling is harmless
+    blocks = np.pad(values, (0, -len(values) % length)).reshape(-1, length)
+    scale = np.exp(-step * np.arange(length))
+    with np.errstate(over="ignore", invalid="ignore"):
+        inner = np.cumsum((blocks * scale)[:, ::-1], axis=1)[:, ::-1] / scale
+        carry, carries, factor = 0.0, np.zeros(len(blocks)), np.exp(-step * length)
+        for i in range(len(blocks) - 1, -1, -1):  # a few blocks, not cells
+            carries[i] = carry
+            carry = inner[i, 0] + factor * carry
+        return (inner + carries[:, None] * (factor / scale)).ravel()[: len(values)]
+
+
 def _curve(masses, step):
     "`(delta, B)` of equation (2) at each grid point, for mass on the grid alone."
-    weight = lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
+    weight = _decayed_sums(masses, step)
     delta = np.zeros(len(masses))
     delta[:-1] = -math.expm1(-step) * np.cumsum(weight[:0:-1])[::-1]
     return delta, weight
@@ -125,15 +138,21 @@ def _delta_within(pld, epsilon):
     gap = losses[j] - epsilon
     value = grid[j] + np.where(gap > 0, -np.expm1(-gap.clip(0)), 0.0) * weight[j]
     if pld.bound == "upper":
-        value = (value + _tail(pld, epsilon)) * (1 + _growth(pld)) + pld.infinity
+        value = (value + _tail(pld, epsilon)) * (1 + _growth(pld)) + pld.infinity + _hazy(pld, epsilon)
         return np.minimum(value, 1.0)
-    return np.maximum(value * max(0.0, 1 - _growth(pld)) - _spilled(pld, epsilon), 0.0)
+    return np.maximum(value * max(0.0, 1 - _growth(pld)) - _hazy(pld, epsilon) - _spilled(pld, epsilon), 0.0)
 
 
 def _tail(pld, epsilon):
     if pld.tail_mass == 0:
         return 0.0
     return pld.tail_mass * -np.expm1(np.minimum(epsilon - pld.tail_loss, 0.0))
+
+
+def _hazy(pld, epsilon):
+    log_amount, tilt = pld.haze
+    with np.errstate(over="ignore"):
+        return np.exp(log_amount - tilt * epsilon) if log_amount > -math.inf else 0.0
 
 
 def _spilled(pld, epsilon):
@@ -161,14 +180,8 @@ def _epsilon_at(pld, grid, delta):
         side = _position_error(pld) if pld.bound == "upper" else -_position_error(pld)
         return max(0.0, pld.max_loss + side)
     if pld.bound == "upper":
-        left = (delta - pld.infinity) / (1 + _growth(pld))
-        return _upper_root(pld, grid, left) if left > 0 else _beyond(pld, left)
+        return _upper_root(pld, grid, delta)
     return _lower_root(pld, grid, delta)
-
-
-def _beyond(pld, left):
-    # all of delta is used up by mass at infinity: no finite epsilon will do
-    return math.inf if left < 0 or pld.infinity > 0 else max(0.0, pld.max_loss)
 
 # %% ../nbs/00_pld.ipynb #d791175f
 def _root(pld, grid, target):
@@ -177,7 +190,7 @@ def _root(pld, grid, target):
     # delta falls along the grid: the first point where it is at or below the target
     j = int(np.searchsorted(-delta, -target))
     if j >= len(delta) or weight[j] <= 0:
-        return pld.offset + pld.step * (len(delta) - 1)
+        return -math.inf  # no mass at all
     share = (target - delta[j]) / weight[j]
     if j == 0 and share >= 1:
         return -math.inf
@@ -185,11 +198,18 @@ def _root(pld, grid, target):
     return max(root, pld.offset + pld.step * (j - 1)) if j else root
 
 
-def _upper_root(pld, grid, left):
-    if pld.tail_mass >= left:  # solve tail_mass (1 - exp(eps - tail_loss)) + what the grid has = left
-        return max(0.0, pld.tail_loss)
-    root = _root(pld, grid, left - pld.tail_mass)
-    return max(0.0, root + _position_error(pld))
+def _upper_root(pld, grid, delta):
+    charge = 0.0
+    for _ in range(60):  # the charge for round-off must hold at the epsilon that is returned
+        left = (delta - pld.infinity - charge) / (1 + _growth(pld))
+        if left <= pld.tail_mass:
+            return max(0.0, pld.max_loss + _position_error(pld))
+        root = _root(pld, grid, left - pld.tail_mass) + _position_error(pld)
+        needed = float(_hazy(pld, np.float64(max(root, 0.0))))
+        if needed <= charge:
+            return max(0.0, root)
+        charge = 1.2 * needed
+    return max(0.0, pld.max_loss)
 
 
 def _lower_root(pld, grid, delta):
@@ -197,11 +217,11 @@ def _lower_root(pld, grid, delta):
     if shrink <= 0:
         return 0.0
     charge = 0.0
-    for _ in range(60):  # the charge for spilled mass must hold at the epsilon that is returned
+    for _ in range(60):  # the charge for spilled mass and round-off must hold at the epsilon that is returned
         root = _root(pld, grid, (delta + charge) / shrink) - _position_error(pld)
         if root <= 0:
             return 0.0
-        needed = float(_spilled(pld, np.float64(root)))
+        needed = float(_spilled(pld, np.float64(root)) + _hazy(pld, np.float64(root)))
         if needed <= charge or needed == 0.0:
             return root
         charge = 1.2 * needed
@@ -244,8 +264,8 @@ def _power(spectrum, n):
 def circular_power(
     factors,  # pairs (weights, n): nonnegative weights that sum to about one, and how often each is convolved
     size: int,  # cells of the circle, a power of two
-):  # the circular convolution, shape (size,), and a bound on the error of each of its entries
-    "Convolution of all factors on a circle, with a certified bound on its round-off."
+):  # the circular convolution, shape (size,), a bound on the error of each entry, and one on the root of their sum of squares
+    "Convolution of all factors on a circle, with certified bounds on its round-off."
     depth = math.log2(size)
     product, log_bound, relative, total = None, 0.0, 0.0, 0
     for weights, n in factors:
@@ -259,8 +279,9 @@ def circular_power(
         product = powered if product is None else product * powered
     bound = np.exp(np.maximum(log_bound, -700.0)) * (1 + 16 * ulp * total)
     before = bound * (relative + 2.5 * ulp * total)
-    error = 2 * (before.sum() + 6 * ulp * depth * bound.sum()) / size
-    return fft.irfft(product, size), error * (1 + 1e-9) + 1e-300
+    each = 2 * (before.sum() + 6 * ulp * depth * bound.sum()) / size
+    together = math.sqrt(2 * (before @ before) / size) + 6 * ulp * depth * math.sqrt(2 * (bound @ bound) / size)
+    return fft.irfft(product, size), each * (1 + 1e-9) + 1e-300, together * (1 + 1e-9) + 1e-300
 
 # %% ../nbs/00_pld.ipynb #9e7b52dd
 class Cumulants:
@@ -314,6 +335,11 @@ class Window:
     theta_down: float  # and below
 
 
+def _norm(tilt, step):
+    "Bound on the Euclidean norm of exp(-tilt x) (1 - exp(-x)) over x = 0, step, 2 step, ..."
+    return math.sqrt(1 / (step * tilt * (2 * tilt + 1) * (2 * tilt + 2)) + 1 / (tilt + 1) ** 2)
+
+
 def _chernoff(parts, tilt, theta):
     "Sum of n (K(tilt + theta) - K(tilt)) over the parts."
     return sum(n * (_log_moment(pld, tilt + theta)[1] - _log_moment(pld, tilt)[1]) for pld, n in parts)
@@ -322,19 +348,21 @@ def _chernoff(parts, tilt, theta):
 def compose_window(
     parts,  # pairs (PLD, n), all with the same step and bound
     window: Window,  # where to look
+    final: bool = False,  # only delta and epsilon will be asked: round-off is charged there, and not in each mass
 ) -> PLD:  # the composition within the window
-    "Composition at one tilt within one window, certified."
+    "Composition at one tilt (positive if final) within one window, certified."
     step, upper, tilt = parts[0][0].step, parts[0][0].bound == "upper", window.tilt
     tilted = [(*_log_moment(pld, tilt), pld, n) for pld, n in parts]
     log_total = sum(n * log for _, log, _, n in tilted)
     if log_total == -math.inf:
         return PLD(np.zeros(1), step, 0.0, parts[0][0].bound)
-    masses, error = circular_power([(weights, n) for weights, _, _, n in tilted], window.size)
+    masses, each, together = circular_power([(weights, n) for weights, _, _, n in tilted], window.size)
+    error = 0.0 if final else each
     offset = math.fsum(n * pld.offset for pld, n in parts)
     start = math.floor((window.bottom - offset) / step)
     losses = offset + step * (start + np.arange(window.size))
     masses = np.roll(masses, -(start % window.size))
-    masses = masses + error if upper else np.maximum(masses - error, 0.0)
+    masses = np.maximum(masses + error if upper else masses - error, 0.0)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         masses = np.where(masses > 0, masses * np.exp(np.minimum(log_total - tilt * losses, 700.0)), 0.0)
     masses = _on_support(np.minimum(masses, 1.0), parts, start)
@@ -343,7 +371,7 @@ def compose_window(
     rounding += ulp * 8 * (abs(log_total) + abs(tilt) * (np.abs(losses).max() + abs(offset)))
     blur = sum(n * pld.blur for pld, n in parts) + 4 * ulp * (sum(n * abs(pld.offset) for pld, n in parts) + abs(step * start))
     composed = PLD(masses, step, float(losses[0]), parts[0][0].bound, rounding=rounding, blur=blur,
-                   raised=(math.log(error) + log_total, tilt),
+                   haze=(math.log(together * _norm(tilt, step)) + log_total, tilt) if final else (-math.inf, 0.0),
                    infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)),
                    dual_infinity=min(1.0, sum(n * pld.dual_infinity for pld, n in parts)))
     return _charge_top(composed, parts, window) if upper else _charge_wrap(composed, parts, window, log_total)
@@ -434,13 +462,16 @@ def compose(
     parts = [(pld, check_count("n", n)) for pld, n in parts]
     first = parts[0][0]
     for pld, _ in parts:
+        if pld.haze[0] > -math.inf:
+            refuse("parts", "a law made for its final answer", "laws that were not composed with final=True")
         if pld.bound != first.bound:
             refuse("parts", pld.bound, f"{first.bound} bounds all, like the first")
         if abs(pld.step - first.step) > 4 * ulp * first.step:
             refuse("parts", pld.step, f"on one step, {first.step} as the first")
         if pld.spill[0] > -math.inf:
             refuse("parts", "a law with spill", "laws without spill (compose all parts in one call)")
-    parts = [(pld, n) for pld, n in parts if pld.masses.any()] or parts[:1]
+    if not all(pld.masses.any() for pld, _ in parts):  # nothing finite is left of the sum
+        return PLD(np.zeros(1), first.step, 0.0, first.bound, infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)))
     cumulants = Cumulants([(*_thin(pld), n) for pld, n in parts])
     choices = _tilts(cumulants, tail)
     laws = [compose_window(parts, _common_window(parts, cumulants, t, tail, max_cells)) for t in choices]
@@ -511,8 +542,11 @@ def contract(
     "Cut off the concave kinks of a hockey stick, given as negative masses."
     masses, left, right, last = masses.copy(), {}, {}, len(masses) - 1
     stack = [int(i) for i in np.flatnonzero(masses < 0)[::-1]]
+    budget = 4000 if len(stack) < 4000 else 0  # so many kinks are noise: give up the end where they are
     while stack:
-        i = stack.pop()
+        i, budget = stack.pop(), budget - 1
+        if budget < 0:
+            return None, (1 if 2 * i > last else -1)
         if masses[i] >= 0:
             continue
         low, high = left.get(i, i - 1), right.get(i, i + 1)
@@ -547,13 +581,14 @@ def borrow_down(
     "A law on the grid that is dominated by the given cells: equation (4), with the ends merged where needed."
     weight = mass - drift  # exp(g_k) times the Q-mass
     up = np.cumsum(mass[::-1])[::-1]
-    from_above = lfilter([1.0], [1.0, -math.exp(-step)], weight[::-1])[::-1]
-    top_drift = up - from_above
+    from_above = np.append(_decayed_sums(weight, step)[1:], 0.0)
+    top_drift = drift + np.append(up[1:], 0.0) - math.exp(-step) * from_above
     down = np.cumsum(mass)
     with np.errstate(over="ignore", invalid="ignore"):
-        from_below = lfilter([1.0], [1.0, -math.exp(step)], weight)
-        bottom_drift = np.nan_to_num(down - from_below, nan=-np.inf)
-    low, high, jump_low, jump_high = 0, len(mass) - 1, 1, 1
+        from_below = np.append(0.0, _decayed_sums(weight[::-1], -step)[::-1][:-1])
+        bottom_drift = np.nan_to_num(drift + np.append(0.0, down[:-1]) - math.exp(min(step, 700.0)) * from_below, nan=-np.inf)
+    high, jump_low, jump_high = len(mass) - 1, 1, 1
+    low = int(np.argmax(down > 1e-40 * down[-1]))  # an empty beginning is one cell
     while True:
         low += int(np.argmax(bottom_drift[low:] <= 0))
         high -= int(np.argmax((top_drift[: high + 1][::-1] >= 0) & (up[: high + 1][::-1] > 0)))
@@ -706,6 +741,6 @@ def pld_from_json(
     unknown = set(content) - set(PLD.__dataclass_fields__)
     if unknown:
         refuse("source", sorted(unknown), "JSON with the fields of a PLD only")
-    for key in ("raised", "spill"):
+    for key in ("haze", "spill"):
         content[key] = tuple(numbers.get(x, x) for x in content.get(key, ("-inf", 0.0)))
     return PLD(**{key: numbers.get(value, value) if isinstance(value, str) and key != "bound" else value for key, value in content.items()})

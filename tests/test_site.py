@@ -1,0 +1,122 @@
+"The built site, as a reader's browser sees it: nothing comes from another machine, and what the book promises is on the page."
+import importlib.util
+import json
+
+import pytest
+import yaml
+
+from browser import Browser, program, served
+from conftest import ROOT
+
+CHAPTER = "pld.html"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with served(site) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if program() is None:
+        pytest.skip("no Chromium on this machine: install one (Debian: apt-get install chromium) to test the site in it")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def builder():
+    "tools/site.py as a module (under another name: Python has a `site` of its own)."
+    spec = importlib.util.spec_from_file_location("site_builder", ROOT / "tools" / "site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def titles():
+    "The title of each notebook."
+    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
+        yield "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).splitlines()[0].removeprefix("# ").strip()
+
+
+def test_every_notebook_is_a_page_that_search_knows(site):
+    known = {entry["title"] for entry in json.loads((site / "search.json").read_text(encoding="utf-8"))}
+    assert set(titles()) <= known
+    assert len(list(site.glob("*.html"))) == len(list(titles()))
+
+
+def test_nbdev_finds_the_same_configuration():
+    here, there = ROOT / "_quarto.yml", ROOT / "nbs" / "_quarto.yml"
+    assert there.resolve() == here.resolve()
+
+
+def test_a_notebook_that_is_not_listed_is_refused(builder):
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    assert list(builder.check_contents(config)) == []
+    config["project"]["render"].remove("core.ipynb")
+    config["website"]["sidebar"]["contents"].append("no_such.ipynb")
+    assert list(builder.check_contents(config)) == [
+        "_quarto.yml: core.ipynb is missing from the render",
+        "_quarto.yml: the sidebar names no_such.ipynb, which does not exist",
+    ]
+
+
+def test_links_that_lead_nowhere_are_found(builder, tmp_path):
+    (tmp_path / "a.html").write_text('<h1 id="top"></h1><a href="b.html#here">b</a><a href="#top">up</a><a href="https://example.org">out</a>')
+    (tmp_path / "b.html").write_text('<p id="here"></p>')
+    assert list(builder.broken_links(tmp_path)) == []
+    (tmp_path / "b.html").write_text('<img src="gone.png"><a href="c.html">c</a><script src="https://example.org/x.js"></script>')
+    (tmp_path / "s.css").write_text("@font-face { src: url(fonts/gone.woff2) }")
+    assert list(builder.broken_links(tmp_path)) == [
+        "a.html: b.html#here leads to no place on that page",
+        "b.html: loads https://example.org/x.js from another machine",
+        "b.html: c.html leads to no file",
+        "b.html: gone.png leads to no file",
+        "s.css: fonts/gone.woff2 leads to no file",
+    ]
+
+
+def test_links_to_names_in_code_stay_on_the_site(builder, tmp_path):
+    (tmp_path / "pld.html").write_text('<h3 id="pld">PLD</h3>')
+    links = "".join(f'<a href="https://a.org/book/pld.html{place}">x</a>' for place in ("#pld", "#pld.delta", "#gone", ""))
+    (tmp_path / "index.html").write_text(links)
+    builder.shorten_links(tmp_path, "https://a.org/book")
+    assert builder.Page((tmp_path / "index.html").read_text()).links == ["pld.html#pld", "pld.html#pld", "pld.html", "pld.html"]
+
+
+def test_a_chapter_shows_title_formula_signature_and_figure(site, address, browser):
+    browser.size(1300)
+    browser.open(f"{address}/{CHAPTER}")
+    assert browser.run("document.title").endswith("databloom")
+    assert browser.run("document.querySelector('h1.title').innerText") in titles()
+    assert browser.run("document.querySelectorAll('main .katex .katex-html').length") > 0
+    signatures = browser.run("""[...document.querySelectorAll('.showdoc')].map(box => [
+        box.querySelector('h3').innerText.trim(), ...[...box.querySelectorAll('tbody td:first-child')].map(cell => cell.innerText.trim())])""")
+    assert ["PLD.delta", "epsilon"] in [names[:2] for names in signatures]
+    assert browser.run("[...document.querySelectorAll('main img, main .cell-output-display > svg')].some(f => f.getBoundingClientRect().width > 100)")
+
+
+def test_no_page_breaks_or_asks_another_machine(site, address, browser):
+    for page in sorted(site.glob("*.html")):
+        for width in (1300, 390):
+            browser.size(width)
+            browser.open(f"{address}/{page.name}")
+            where = f"{page.name} at {width} pixels"
+            assert list(browser.complaints()) == [], where
+            assert browser.run("document.documentElement.scrollWidth") <= width, where
+            assert browser.run("[...document.querySelectorAll('main .math')].filter(m => !m.querySelector('.katex')).map(m => m.innerText)") == [], where
+            assert browser.run("[...document.querySelectorAll('main .katex-error')].map(m => m.title)") == [], where
+            assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), where
+
+
+def test_the_search_box_finds_a_symbol(address, browser):
+    browser.size(1300)
+    browser.open(f"{address}/index.html")
+    browser.run("document.querySelector('.smalldocs-search input').focus()")
+    browser.type("check_number")
+    found = "[...document.querySelectorAll('.search-result')].find(r => r.querySelector('.search-result-section')?.innerText == 'check_number')"
+    browser.wait(lambda: browser.run(f"Boolean({found})"))
+    browser.run(f"{found}.click()")
+    browser.wait(lambda: browser.run("location.href").endswith("/core.html#check_number") and browser.run("document.readyState == 'complete'"))
+    assert browser.run("document.getElementById('check_number').innerText").strip().startswith("check_number")
