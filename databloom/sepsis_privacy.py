@@ -459,8 +459,9 @@ def private_alarms(
     threshold, stays = check_number("threshold", threshold), len(starts) - 1
     ledger.charge("pure", stays, None, "alarms", epsilon=epsilon)
     rng = generator(random_state)
-    bar = np.repeat(threshold + rng.laplace(0, 2 * D / epsilon, stays), np.diff(starts))
-    on, first = latched(values + rng.laplace(0, 4 * D / epsilon, len(values)) >= bar, starts)
+    first_share = epsilon / (1 + 2 ** (2 / 3))
+    bar = np.repeat(threshold + rng.laplace(0, D / first_share, stays), np.diff(starts))
+    on, first = latched(values + rng.laplace(0, 2 * D / (epsilon - first_share), len(values)) >= bar, starts)
     return Alarms(on, first, epsilon, ledger.epsilon(), ledger.delta, ledger.assumptions)
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
@@ -637,6 +638,13 @@ def selection_control(
     return membership(scores[chosen], scores[~chosen], **options)
 
 # %% ../nbs/sepsis_privacy.ipynb #3a05be6d
+def _guess_coins(curves, seen, sigma):
+    "The linear estimate of least squared error of coins (0 or 1, fair) from their noisy sum of curves."
+    centre = curves.sum(axis=1) / 2
+    G = (curves.T @ curves).astype(float) + 4 * sigma**2 * np.eye(curves.shape[1])
+    return 0.5 + np.linalg.solve(G, curves.T @ (seen - centre))
+
+
 def audit_release(
     stays: Stays,  # candidates, each in or out by a fair coin
     pool: ReadoutPool,  # their models, in order
@@ -651,11 +659,9 @@ def audit_release(
     rng, N = generator(random_state), len(pool)
     inside = rng.random(N) < 0.5
     ledger, D = Ledger(delta=delta), sensitivity(B, N, "remove")
-    exact = B / 2 + pool.combine(stays, inside / N, 0.0, B) - B / 2 * inside.mean()  # who is out counts as B/2
-    seen = noisy(exact, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)
-    own = np.clip(own_predictions(pool, stays), 0, B)
-    rest = B / 2 + (pool.combine(stays, None, 0.0, B) - B / 2) / 2  # the attacker's guess of the others: everybody, half of the time
-    scores = np.add.reduceat((seen - rest) * (own - B / 2), stays.starts[:-1])  # membership moves the curve this way
+    curves = (pool.predict(stays, low=0.0, high=B) - B / 2) / N  # the attacker has the models, but not the coins
+    seen = noisy(B / 2 + curves @ inside, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)  # who is out counts as B/2
+    scores = _guess_coins(curves, seen - B / 2, noise * D)
     found = membership(scores[inside], scores[~inside], delta=delta, confidence=confidence)
     return {"epsilon": ledger.epsilon(), "lower": one_run_audit(scores[inside], scores[~inside], delta=delta, confidence=confidence), "membership": found}
 
@@ -747,7 +753,8 @@ class Server:
             return exact
         low, high = self.ensemble.bounds
         D = sensitivity(high - low, len(self.ensemble.pool))
-        return float(noisy([exact], D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0])
+        value = noisy([exact], D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0]
+        return float(min(max(value, low), high))  # back into the range: post-processing, free of charge
 
     def _stays(self, rows):
         from databloom.cohorts import Cohort, Schema
