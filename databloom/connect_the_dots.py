@@ -445,11 +445,10 @@ def _plan(direction, tolerance, methods):
     if len(direction.parts) == 1 and part.n >= 16:
         common = dict(direction=direction, part=part, view=view, steps=steps, width=width, reach=high - low, tolerance=tolerance)
         if "two_stage" in methods:
-            plans += [_staged_plan(math.inf, n1, **common) for n1 in _first_stages(part.n, 4)]
+            plans += _staged_plans(math.inf, **common)
         if "core_tail" in methods and part.distance is not None and (part.n >= 2000 or "direct" not in methods):
             for tau in np.exp(np.linspace(math.log(max(high * 1e-6, 1e-12)), math.log(high * 0.5), 16)):
-                plans += [_staged_plan(tau, n1, **common) for n1 in _first_stages(part.n, 4)]
-    plans = [plan for plan in plans if plan is not None]
+                plans += _staged_plans(tau, **common)
     return min(plans, key=lambda plan: plan["cost"]) if plans else None
 
 
@@ -457,35 +456,38 @@ def _first_stages(n, count):
     return sorted({max(2, round(n**power)) for power in np.linspace(0.25, 0.7, count)})
 
 # %% ../nbs/01_connect_the_dots.ipynb #8e953a58
-def _staged_plan(tau, n1, direction, part, view, steps, width, reach, tolerance):
-    "Steps and cost of two stages with the tail cut at `tau` (infinite: no tail); None where it does not pay."
+def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
+    "Steps and costs of two stages with the tail cut at `tau` (infinite: no tail), for a few lengths of the first stage."
     core = part.u - (part.pair.low if part.distance is not None else part.u[0]) < tau
     factor, errors, window = 0.5 * (direction.slope + 1), direction.errors(part), part.weights(view.window.tilt)
-    if part.n / n1 < 2 or window[core].sum() <= 0 or errors[core].sum() <= 0:
-        return None
+    if window[core].sum() <= 0 or errors[core].sum() <= 0:
+        return []
     distance = part.distance[core] if part.distance is not None else None
     fine = _widest_step(factor * part.n * _spread(distance, errors[core], steps), steps, 0.35 * tolerance)
     share = window[core] / window[core].sum()
     variance = float(share @ (part.u[core] - share @ part.u[core]) ** 2)
-    k, hits = 0, part.n * float(errors[~core].sum())
-    depth = -view.tilted_tail + math.log(part.n / n1)
+    k, hits, reach_core = 0, part.n * float(errors[~core].sum()), min(tau, reach)
     if tau < math.inf:
         k = _hit_cap(part.n, float(np.exp(part.log_mass[~core]).sum()), view.log_tail)
         share = errors[core] / errors[core].sum()
         if k >= part.n // 2 or factor * k * float(share @ (part.u[core] - share @ part.u[core]) ** 2) > 0.3 * tolerance:
-            return None
-        reach_core = min(tau, reach)
-        first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
-    else:
-        reach_core = reach
-        bottom, top, _ = _stage_edges(part, core, n1, view, part.n / n1)
-        first = top - bottom
-    coarse = math.sqrt((1.4 if k else 2.4) * tolerance / (factor * (hits + part.n / n1)))
-    if coarse < fine:
-        return None
-    tail_cells = (reach - tau) / coarse if tau < math.inf else 0
-    cost = reach_core / fine + 0.5 * _power_of_two(first / fine + 8) + 0.8 * _power_of_two(width / coarse) + tail_cells + 8000
-    return dict(method="core_tail" if tau < math.inf else "two_stage", tau=tau, n1=n1, fine=fine, coarse=coarse, k=k, cost=cost)
+            return []
+    plans = []
+    for n1 in _first_stages(part.n, 4):
+        copies = part.n / n1
+        coarse = math.sqrt((1.4 if k else 2.4) * tolerance / (factor * (hits + copies)))
+        if copies < 2 or coarse < fine:
+            continue
+        if tau < math.inf:  # Bernstein's inequality for the width of the first stage
+            depth = -view.tilted_tail + math.log(copies)
+            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
+        else:
+            bottom, top, _ = _stage_edges(part, core, n1, view, copies)
+            first = top - bottom
+        tail_cells = (reach - tau) / coarse if tau < math.inf else 0
+        cost = reach_core / fine + 0.5 * _power_of_two(first / fine + 8) + 0.8 * _power_of_two(width / coarse) + tail_cells + 8000
+        plans.append(dict(method="core_tail" if tau < math.inf else "two_stage", tau=tau, n1=n1, fine=fine, coarse=coarse, k=k, cost=cost))
+    return plans
 
 
 def _stage_edges(part, core, n, view, copies):
