@@ -284,6 +284,7 @@ class _Direction:
         self.total = sum(n for _, n in parts)
         self.cumulants, self.ranges = self.within(math.log(delta) - 7.0)
         self.lower, self.upper, self.chernoff, self.info = 0.0, math.inf, None, {}
+        self.hard = 1.0  # aimed over reached width: how much finer than estimated the grid must be
         self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
         self.epsilon, self.slope = self._saddle()
 
@@ -317,7 +318,7 @@ class _Direction:
         "Weights of the atoms in the error of epsilon; no single loss matters that is far above epsilon."
         return part.weights(self.slope, max(self.epsilon, float(part.loss.min())) + 3 / self.slope)
 
-    def learn(self, upper, lower, lost, info):
+    def learn(self, upper, lower, lost, info, aim):
         "Read two composed laws, keep the better bounds, and improve the estimates."
         amount, tilt = upper.haze
         price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
@@ -327,6 +328,8 @@ class _Direction:
         if low > self.lower or high < self.upper:
             self.info = info
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
+        if low > 0 and high < math.inf:
+            self.hard = float(np.clip(self.hard * 1.2 * aim / (high - low + 1e-300), 1e-2, 1.0))
         if not math.isfinite(high):
             self.epsilon = 1.5 * self.epsilon + 1e-9
             return
@@ -690,7 +693,7 @@ def _close(direction, tolerance):
 
 def _refine(parts, directions, tolerance, methods, max_attempts=7):
     "Improve the bounds of the directions until the larger ones are close; the laws of the decisive direction."
-    aims = (0.7, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
+    aims = (0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3)
     laws, idle = {}, 0
     for attempt in range(max_attempts):
         before = max(d.upper for d in directions) - max(d.lower for d in directions)
@@ -703,12 +706,12 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
                 d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
-            aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12)
+            aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
             plan = _plan(d, aim, methods)
             if plan is None:
                 continue
             upper, lower, lost, info = (_direct if plan["method"] == "direct" else _staged)(d, aim, plan)
-            d.learn(upper, lower, lost, info)
+            d.learn(upper, lower, lost, info, aim)
             laws[d.swapped] = (upper, lower)
             if upper.delta(0.0) <= d.delta:
                 d.upper, d.lower = 0.0, 0.0

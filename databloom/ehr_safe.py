@@ -919,14 +919,18 @@ def _check_constraints(constraints, schema):
             bounds = [float(v) for v in (c.low, c.high)]
             if not bounds[0] <= bounds[1]:
                 refuse("Range", (c.low, c.high), "low <= high")
+    for name, (low, high) in _limits(constraints).items():
+        if low > high:
+            refuse("constraints", f"{name} between {low:g} and {high:g}", "such that ranges and orders leave something for each column")
     return constraints
 
 
 def _apply_constraints(values, constraints, schema, patient, rounds=30):
-    "Project the columns' values (a dict by name, changed in place) on all constraints in turn, until none moves anything."
-    for _ in range(rounds if len(constraints) > 1 else 1):
+    "Project the columns' values (a dict by name, changed in place) on all constraints: orders in turn until none moves anything, then ranges."
+    orders = [c for c in constraints if not isinstance(c, Range)]
+    for _ in range(rounds if len(orders) > 1 else 1):
         moved = 0.0
-        for c in constraints:
+        for c in orders:
             names = c.columns if isinstance(c, Ordered) else (c.column,)
             before = np.column_stack([values[n] for n in names])
             after = _project(c, before, patient)
@@ -934,6 +938,9 @@ def _apply_constraints(values, constraints, schema, patient, rounds=30):
             values.update(zip(names, after.T))
         if moved <= 1e-9:
             break
+    for name, (low, high) in _limits(constraints).items():
+        if name in values:
+            values[name] = np.clip(values[name], low, high)
     for c in constraints:                                        # whole numbers are rounded, upwards where an order asks for it
         top = None
         for name in c.columns if isinstance(c, Ordered) else (c.column,):
@@ -944,11 +951,25 @@ def _apply_constraints(values, constraints, schema, patient, rounds=30):
                 top = values[name] if top is None else np.where(np.isnan(values[name]), top, values[name])
 
 
+def _limits(constraints):
+    "Each column's range, carried along orders: below a column that ends at 90 nothing exceeds 90, so cutting breaks no order."
+    limits = {}
+    for c in constraints:
+        if isinstance(c, Range):
+            low, high = limits.get(c.column, (-math.inf, math.inf))
+            limits[c.column] = max(low, float(c.low)), min(high, float(c.high))
+    orders = [c.columns for c in constraints if isinstance(c, Ordered)]
+    for _ in range(len(orders)):
+        for names in orders:
+            bounds = np.array([limits.get(n, (-math.inf, math.inf)) for n in names])
+            low, high = np.maximum.accumulate(bounds[:, 0]), np.minimum.accumulate(bounds[::-1, 1])[::-1]
+            limits.update({n: (float(a), float(b)) for n, a, b in zip(names, low, high)})
+    return limits
+
+
 def _project(c, columns, patient):
     if isinstance(c, Ordered):
         return project_order(columns)
-    if isinstance(c, Range):
-        return np.clip(columns, c.low, c.high)
     out, sign = columns[:, 0].copy(), 1 if c.rising else -1
     for start, stop in zip(*_spans(patient)):
         seen = np.flatnonzero(np.isfinite(out[start:stop])) + start
