@@ -284,6 +284,7 @@ class _Direction:
         self.total = sum(n for _, n in parts)
         self.cumulants, self.ranges = self.within(math.log(delta) - 7.0)
         self.lower, self.upper, self.chernoff, self.info = 0.0, math.inf, None, {}
+        self.failures = 0  # attempts without a finite upper bound
         self.hard = 1.0  # aimed over reached width: how much finer than estimated the grid must be
         self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
         self.epsilon, self.slope = self._saddle()
@@ -330,8 +331,11 @@ class _Direction:
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         if low > 0 and high < math.inf:
             self.hard = float(np.clip(self.hard * 1.2 * aim / (high - low + 1e-300), 1e-2, 1.0))
-        if not math.isfinite(high):
-            self.epsilon = 1.5 * self.epsilon + 1e-9
+        if not math.isfinite(high):  # drowned in round-off: pay for fewer digits, and doubt the estimate only next
+            self.failures += 1
+            self.noise = min(1e-2, 10 * self.noise)
+            if self.failures > 1:
+                self.epsilon = 0.5 * (self.epsilon + self.lower)
             return
         self.epsilon = 0.5 * (high + low) if low > 0 else 0.95 * high
         curve, weight = _curve(upper.masses, upper.step)
@@ -625,30 +629,36 @@ def _at_delta_zero(parts, swapped):
 
 # %% ../nbs/01_connect_the_dots.ipynb #030d3011
 def _chernoff_epsilon(parts, direction):
-    "A certified upper bound on epsilon for adding a record, by Chernoff's bound."
-    tilts = np.exp(np.linspace(-3.0, 2.0, 30)) * direction.slope
-    total = 0.0
+    "A certified upper bound on epsilon in one direction, by Chernoff's bound on a law of a few hundred joined atoms."
+    tilts = np.exp(np.linspace(-5.0, 4.0, 50)) * direction.slope
+    total, lost = 0.0, 0.0
     for pair, n in parts:
         edges = pair.landmarks()
-        if pair.low == -math.inf or edges[0] > pair.low:
-            return math.inf
-        cells = pair.cells(edges)
-        widths = np.diff(edges)
-        share, relative = -1 / np.expm1(-widths), cells.relative + 16 * ulp
-        mass, growth = cells.base + cells.excess, np.expm1(edges[:-1])
+        cells, share = pair.cells(edges), -1 / np.expm1(-np.diff(edges))
+        relative, mass, growth = cells.relative + 16 * ulp, cells.base + cells.excess, np.expm1(np.minimum(edges[:-1], 600.0))
         up = np.clip((cells.excess - growth * cells.base) * share, 0.0, mass)
-        slack = relative * (cells.doubt + growth * cells.base) * share + relative * mass
+        slack = relative * (cells.doubt + np.abs(growth) * cells.base) * share + relative * mass
         masses = np.append(mass - up + slack, 0.0)
         masses[1:] += up + slack
+        losses, scale = edges + pair.shift, math.exp(-pair.shift)
+        (below_p, below_q), (above_p, above_q) = _outside(pair, -math.inf, edges[0]), _outside(pair, edges[-1], math.inf)
+        # what lies beyond the atoms on the side of larger losses is charged to delta, on the other side it is raised to the last atom
         with np.errstate(divide="ignore"):
-            log_q = np.log(masses) - (edges + pair.shift)
-        above = _outside(pair, edges[-1], math.inf)[1] * math.exp(-pair.shift)
-        log_q[-1] = np.logaddexp(log_q[-1], math.log(above)) if above > 0 else log_q[-1]
-        exponent = log_q - tilts[:, None] * (edges + pair.shift)
+            if direction.swapped:
+                log_mass, losses = np.log(masses) - losses, -losses
+                log_mass[-1] = np.logaddexp(log_mass[-1], np.log(above_q * scale))
+                lost += n * below_q * scale
+            else:
+                log_mass = np.log(masses)
+                log_mass[0] = np.logaddexp(log_mass[0], np.log(below_p))
+                lost += n * above_p
+        exponent = log_mass + tilts[:, None] * losses
         high = exponent.max(1)
         total = total + n * (high + np.log(np.exp(exponent - high[:, None]).sum(1)) + 1e-12)
+    if not lost < direction.delta:
+        return math.inf
     constant = tilts * np.log(tilts) - (tilts + 1) * np.log1p(tilts)
-    return float(np.min((total + constant - math.log(direction.delta)) / tilts)) * (1 + 1e-12) + 1e-12
+    return max(0.0, float(np.min((total + constant - math.log(direction.delta - lost)) / tilts))) * (1 + 1e-12) + 1e-12
 
 # %% ../nbs/01_connect_the_dots.ipynb #b2be4496
 _methods = ("direct", "two_stage", "core_tail")
@@ -707,11 +717,14 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
             if _close(d, tolerance) or d.upper <= best:
                 continue
             aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
-            plan = _plan(d, aim, methods)
+            plan = _plan(d, aim, ("direct",) if d.failures and "direct" in methods else methods)
             if plan is None:
                 continue
             upper, lower, lost, info = (_direct if plan["method"] == "direct" else _staged)(d, aim, plan)
             d.learn(upper, lower, lost, info, aim)
+            if d.upper == math.inf:
+                d.upper = _chernoff_epsilon(parts, d)
+                d.epsilon = min(d.epsilon, 0.9 * d.upper)
             laws[d.swapped] = (upper, lower)
             if upper.delta(0.0) <= d.delta:
                 d.upper, d.lower = 0.0, 0.0
