@@ -836,7 +836,7 @@ class LSTMPool(Pool):
         with torch.no_grad():
             for part in np.array_split(np.arange(len(models)), -(-len(models) // 64)):
                 weights = [torch.from_numpy(p[models[part]]) for p in self.parameters]
-                for batch in np.array_split(order, -(-len(order) // 256)):
+                for batch in np.array_split(order, -(-len(order) // 48)):
                     longest = int(np.diff(stays.starts)[batch].max())
                     x, _, inside = _windows(stays, batch, longest)
                     x = torch.from_numpy(x[:, 0]).expand(len(part), *x[:, 0].shape)

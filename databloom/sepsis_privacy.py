@@ -459,9 +459,8 @@ def private_alarms(
     threshold, stays = check_number("threshold", threshold), len(starts) - 1
     ledger.charge("pure", stays, None, "alarms", epsilon=epsilon)
     rng = generator(random_state)
-    first_share = epsilon / (1 + 2 ** (2 / 3))
-    bar = np.repeat(threshold + rng.laplace(0, D / first_share, stays), np.diff(starts))
-    on, first = latched(values + rng.laplace(0, 2 * D / (epsilon - first_share), len(values)) >= bar, starts)
+    bar = np.repeat(threshold + rng.laplace(0, 2 * D / epsilon, stays), np.diff(starts))
+    on, first = latched(values + rng.laplace(0, 4 * D / epsilon, len(values)) >= bar, starts)
     return Alarms(on, first, epsilon, ledger.epsilon(), ledger.delta, ledger.assumptions)
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
