@@ -39,7 +39,7 @@ def _outside(pair, low, high):
 
 
 def _blur(pair, grid):
-    return 4 * ulp * (float(np.abs(grid).max()) + abs(pair.shift))
+    return pair.blur + 4 * ulp * (float(np.abs(grid).max()) + abs(pair.shift))
 
 
 def _fits(pair, start, step, count):
@@ -336,6 +336,9 @@ class _Direction:
             self.noise = min(1e-2, 10 * self.noise)
             if self.failures > 1:
                 self.epsilon = 0.5 * (self.epsilon + self.lower)
+            return
+        if low == 0 and self.lower > 0:  # the stages lost the lower law: one stage next, and no news of epsilon
+            self.failures += 1
             return
         self.epsilon = 0.5 * (high + low) if low > 0 else 0.95 * high
         curve, weight = _curve(upper.masses, upper.step)
@@ -777,7 +780,8 @@ def epsilon_bounds(
     both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
     if delta == 0:
         value = max(_at_delta_zero(reduced, swapped) for swapped in both)
-        return result(value * (1 - 8 * ulp) if value < math.inf else value, value * (1 + 8 * ulp), "largest loss")
+        off = math.fsum(n * pair.blur for pair, n in reduced)
+        return result(value * (1 - 8 * ulp) - off if value < math.inf else value, value * (1 + 8 * ulp) + off, "largest loss")
     if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
         bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
         return result(max(b[0] for b in bounds), max(b[1] for b in bounds), "exact")

@@ -33,6 +33,7 @@ class Pair:
     low, high = -math.inf, math.inf  # the support of the shifted loss
     symmetric = False  # whether (Q, P) has the same privacy loss
     assumptions = ()  # what must hold for the pair to speak about an algorithm
+    blur = 0.0  # absolute rounding error of the losses
     lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
 
@@ -100,8 +101,9 @@ def normal_masses(
     below = ndtr(np.where(right, -high[wide], low[wide]))
     above = ndtr(np.where(right, -low[wide], high[wide]))
     mass[wide] = above - below
+    near = np.minimum(np.abs(low[wide]), np.abs(high[wide]))  # the larger of the two values lies here
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative[wide] = np.where(mass[wide] > 0, 2e-13 * (above + below) / mass[wide], 0.0)
+        relative[wide] = np.where(mass[wide] > 0, (2e-13 + 4 * ulp * near**2) * (above + below) / mass[wide], 0.0)
     return mass, relative
 
 # %% ../nbs/mechanisms.ipynb #ffa97b8a
@@ -212,6 +214,7 @@ class DiscretePair(Pair):
         if len(loss):
             self.low, self.high = float(self.losses[0]), math.inf if self.infinite else float(self.losses[-1])
         self.lattice = _lattice(self.losses)
+        self.blur = 4 * ulp * float(np.abs(np.log(np.concatenate([p[both], q[both], [1.0]]))).max())
         if self.dual_infinite:
             self.low = -math.inf
         self.symmetric = len(p) == 2 and bool(np.allclose(p, q[::-1], rtol=4e-16, atol=0))
@@ -267,6 +270,7 @@ class PoissonSubsampled(Pair):
         self.pair, self.sampling_probability, self.shift = pair, q, math.log1p(-q)
         self.low = 0.0 if pair.low == -math.inf else self._shifted(pair.low)
         self.high = self._shifted(pair.high)
+        self.blur = pair.blur
 
     def __repr__(self):
         return f"PoissonSubsampled({self.pair!r}, {self.sampling_probability:g})"

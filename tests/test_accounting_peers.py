@@ -123,7 +123,7 @@ def test_tensorflow_privacy():
         theirs, _ = compute_dp_sgd_privacy(n=60_000, batch_size=256, noise_multiplier=1.1, epochs=60, delta=1e-5)
     q, steps = 256 / 60_000, math.ceil(60 * 60_000 / 256)
     ours = dp_sgd_epsilon(noise_multiplier=1.1, sampling_probability=q, steps=steps, delta=1e-5)
-    assert theirs == pytest.approx(rdp_epsilon(1.1, q, steps, 1e-5), rel=1e-6)
+    assert theirs == pytest.approx(rdp_epsilon(1.1, q, steps, 1e-5), rel=1e-3)  # its list of orders is another one
     assert ours.upper <= theirs <= 1.2 * ours.upper, (ours, theirs)
 
 
