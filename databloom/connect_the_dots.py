@@ -416,6 +416,7 @@ def _direct(direction, tolerance, plan):
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
         low, high = ranges[0]
         step = (high - low) / _even(direction.parts[0].pair, low, high, step) if high > low else step
+        size = _power_of_two(width / step + 4)
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)
