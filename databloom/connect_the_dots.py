@@ -334,16 +334,23 @@ class _Direction:
         if not math.isfinite(high):  # drowned in round-off: pay for fewer digits, and doubt the estimate only next
             self.failures += 1
             self.noise = min(1e-2, 10 * self.noise)
-            if self.failures > 1:
+            if low > 0:  # the lower law knows better where the answer is, and how steep delta is there
+                self.epsilon = low * (1.0 + 0.02 * self.failures)
+                self._read_slope(lower)
+            elif self.failures > 1:
                 self.epsilon = 0.5 * (self.epsilon + self.lower)
             return
         if low == 0 and self.lower > 0:  # the stages lost the lower law: one stage next, and no news of epsilon
             self.failures += 1
             return
         self.epsilon = 0.5 * (high + low) if low > 0 else 0.95 * high
-        curve, weight = _curve(upper.masses, upper.step)
-        j = int(np.clip(np.searchsorted(upper.losses, self.epsilon), 0, len(curve) - 2))
-        if curve[j] > 0 and len(curve) > 2:
+        self._read_slope(upper)
+
+    def _read_slope(self, law):
+        "The slope of log delta at epsilon, from a composed law."
+        curve, weight = _curve(law.masses, law.step)
+        j = int(np.clip(np.searchsorted(law.losses, self.epsilon), 0, max(0, len(curve) - 2)))
+        if len(curve) > 2 and curve[j] > 0:
             self.slope = float(np.clip(weight[j] / curve[j], 1e-9, 1e15))
 
 # %% ../nbs/01_connect_the_dots.ipynb #8b345dcb
@@ -634,7 +641,7 @@ def _at_delta_zero(parts, swapped):
 # %% ../nbs/01_connect_the_dots.ipynb #030d3011
 def _chernoff_epsilon(parts, direction):
     "A certified upper bound on epsilon in one direction, by Chernoff's bound on a law of a few hundred joined atoms."
-    tilts = np.exp(np.linspace(-5.0, 4.0, 50)) * direction.slope
+    tilts = np.geomspace(0.03, 3e7, 80)
     total, lost = 0.0, 0.0
     for pair, n in parts:
         edges = pair.landmarks()
@@ -705,10 +712,10 @@ def _close(direction, tolerance):
     return direction.upper < math.inf and direction.upper - direction.lower <= tolerance * direction.upper
 
 
-def _refine(parts, directions, tolerance, methods, max_attempts=7):
+def _refine(parts, directions, tolerance, methods, max_attempts=10):
     "Improve the bounds of the directions until the larger ones are close; the laws of the decisive direction."
-    aims = (0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3)
-    laws, idle = {}, 0
+    aims = (0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3, 0.3, 0.3, 0.3)
+    laws, idle, cost = {}, 0, 0.0
     for attempt in range(max_attempts):
         before = max(d.upper for d in directions) - max(d.lower for d in directions)
         for d in directions:
@@ -724,6 +731,7 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
             plan = _plan(d, aim, ("direct",) if d.failures and "direct" in methods else methods)
             if plan is None:
                 continue
+            cost = plan["cost"]
             upper, lower, lost, info = (_direct if plan["method"] == "direct" else _staged)(d, aim, plan)
             d.learn(upper, lower, lost, info, aim)
             if d.upper == math.inf:
@@ -736,7 +744,7 @@ def _refine(parts, directions, tolerance, methods, max_attempts=7):
         if upper < math.inf and upper - lower <= tolerance * upper:
             break
         idle = idle + 1 if before < math.inf and upper - lower > 0.9 * before else 0
-        if idle == 2:
+        if idle >= 2 and cost > 100_000:
             break
     return laws
 
