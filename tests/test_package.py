@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 
@@ -76,7 +77,8 @@ def test_the_environment_of_development_is_the_one_that_constraints_txt_names():
         pytest.skip("constraints.txt is for Python 3.11")
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    have = {canonicalize_name(d.metadata["Name"]): d.version.partition("+")[0] for d in importlib.metadata.distributions()}
+    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])  # not what some package carries inside itself
+    have = {canonicalize_name(d.metadata["Name"]): d.version.partition("+")[0] for d in installed}
     for name in ("databloom", "pip", "setuptools", "wheel"):
         have.pop(name, None)
     loose = {name: version for name, version in have.items() if pins.get(name) != version}
