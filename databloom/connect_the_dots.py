@@ -174,7 +174,7 @@ def _grid(pair, step, tail, max_cells=2**24):
     start = low if pair.low > -math.inf else step * math.floor(low / step)
     return start, step, max(2, math.ceil((high - start) / step))
 
-
+# %% ../nbs/01_connect_the_dots.ipynb #f98c0ef6
 def connect_the_dots(
     pair: Pair,  # the two laws, by their privacy loss
     step: float,  # step of the grid (made a little smaller if a bounded support asks for it)

@@ -130,7 +130,7 @@ def delta(
     value = _delta_within(self, epsilon.ravel() + side * _position_error(self)).reshape(epsilon.shape)
     return float(value) if value.ndim == 0 else value
 
-
+# %% ../nbs/00_pld.ipynb #e75dd6a7
 def _delta_within(pld, epsilon):
     grid, weight = _curve(pld.masses, pld.step)
     losses = pld.losses
