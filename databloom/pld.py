@@ -541,6 +541,7 @@ def contract(
 ):  # nonnegative masses and 0; or None and the side (-1, 1) where a negative mass met the end
     "Cut off the concave kinks of a hockey stick, given as negative masses."
     masses, left, right, last = masses.copy(), {}, {}, len(masses) - 1
+    moved = {}  # how much went through each point: its rounding comes off in the end
     stack = [int(i) for i in np.flatnonzero(masses < 0)[::-1]]
     budget = 4000 if len(stack) < 4000 else 0  # so many kinks are noise: give up the end where they are
     while stack:
@@ -553,11 +554,15 @@ def contract(
         if low < 0 or high > last:
             return None, (-1 if low < 0 else 1)
         up = masses[i] * math.expm1(-(i - low) * step) / math.expm1(-(high - low) * step)
+        for j in (low, high):
+            moved[j] = moved.get(j, abs(masses[j])) + 2 * abs(masses[i])
         masses[low] += masses[i] - up
         masses[high] += up
         masses[i] = 0.0
         right[low], left[high] = high, low
         stack += [j for j in (low, high) if masses[j] < 0]
+    for j, amount in moved.items():
+        masses[j] = max(0.0, masses[j] - 8 * ulp * amount)
     return masses, 0
 
 
