@@ -37,6 +37,7 @@ class Pair:
     blur = 0.0  # absolute rounding error of the losses
     lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
+    beyond = 0.0  # P-mass (and Q-mass) so far out that it counts as infinite loss, though `high` and `low` leave it out
 
     def masses(
         self,
@@ -219,20 +220,32 @@ class DiscretePair(Pair):
         if self.dual_infinite:
             self.low = -math.inf
         self.symmetric = len(p) == 2 and bool(np.allclose(p, q[::-1], rtol=4e-16, atol=0))
+        self.gap, self.error = self.p - self.q, 4 * ulp
 
     def __repr__(self):
         return f"DiscretePair({len(self.losses)} losses)"
 
-    def masses(self, edges):
+    def _sums(self, edges, *values):
         place = np.searchsorted(edges, self.losses, side="right") - 1
         inside = (place >= 0) & (place < len(edges) - 1)
-        p = np.bincount(place[inside], self.p[inside], len(edges) - 1).astype(float)
-        q = np.bincount(place[inside], self.q[inside], len(edges) - 1).astype(float)
+        sums = [np.bincount(place[inside], None if x is None else x[inside], len(edges) - 1).astype(float) for x in values]
         if edges[-1] == math.inf:
-            p[-1] += self.infinite
+            sums[0][-1] += self.infinite
         if edges[0] == -math.inf:
-            q[0] += self.dual_infinite
-        return p, q, np.full(len(p), 8 * ulp + ulp * len(self.losses))
+            sums[1][0] += self.dual_infinite
+        return *sums[:-1], self.error + ulp * (4 + sums[-1])  # the last are the numbers of atoms
+
+    def masses(self, edges):
+        return self._sums(edges, self.p, self.q, None)
+
+    def cells(self, edges):
+        "Sums of single differences `p - q`, each of them exact, so that small losses keep their digits."
+        p, q, gap, size, relative = self._sums(edges, self.p, self.q, self.gap, np.abs(self.gap), None)
+        if edges[-1] == math.inf:
+            gap[-1], size[-1] = gap[-1] + self.infinite, size[-1] + self.infinite
+        if edges[0] == -math.inf:
+            gap[0], size[0] = gap[0] - self.dual_infinite, size[0] + self.dual_infinite
+        return Cells(q, gap, size, relative)
 
     def landmarks(self):
         points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
@@ -263,15 +276,12 @@ class _Atoms(DiscretePair):
     "A pair with known atoms: losses and masses are computed by formula, not from each other."
 
     def _hold(self, losses, p, q, relative, beyond=0.0):
-        self.losses, self.p, self.q, self.relative = losses, p, q, relative
-        self.infinite = self.dual_infinite = beyond  # P-mass above all atoms, Q-mass below
-        self.low, self.high = (-math.inf, math.inf) if beyond else (float(losses[0]), float(losses[-1]))
+        self.losses, self.p, self.q, self.error = losses, p, q, relative
+        self.gap = np.where(losses < 1, q * np.expm1(np.minimum(losses, 1.0)), p * -np.expm1(-losses))
+        self.infinite = self.dual_infinite = self.beyond = beyond  # P-mass above all atoms, Q-mass below
+        self.low, self.high = float(losses[0]), float(losses[-1])
         self.blur = 4 * ulp * float(np.abs(losses).max())
         self.symmetric = True
-
-    def masses(self, edges):
-        p, q, relative = super().masses(edges)
-        return p, q, relative + self.relative
 
 
 class DiscreteLaplace(_Atoms):
@@ -310,8 +320,11 @@ class DiscreteGaussian(_Atoms):
         x = np.arange(move - reach, reach + 1)
         q, p = half[np.abs(x)] / total, half[np.abs(x - move)] / total
         beyond = math.exp(-0.5 * ((reach + 1 - move) / s) ** 2) / -math.expm1(-(reach + 1 - move) / s**2) / total
-        self._hold(move * (2 * x - move) / (2 * s * s), p, q, 4 * ulp * (2 * 680 + 16), beyond=beyond)
-        self.lattice = move / (s * s)
+        self._hold(move * (2 * x - move) / (2 * s * s), p, q, 4 * ulp * (680 + 16), beyond=beyond)
+        if len(x) < 4000:
+            self.lattice = move / (s * s)
+        else:  # so fine a lattice is no help to a grid
+            self.low, self.high = -math.inf, math.inf
 
     def __repr__(self):
         return f"DiscreteGaussian({self.sigma:g}, sensitivity={self.sensitivity})"
@@ -333,8 +346,8 @@ class PoissonSubsampled(Pair):
         self.pair, self.sampling_probability, self.shift = pair, q, math.log1p(-q)
         self.tight, self.assumptions = pair.tight, pair.assumptions + PoissonSubsampled.assumptions
         self.low = 0.0 if pair.low == -math.inf else self._shifted(pair.low)
-        self.high = self._shifted(pair.high)
-        self.blur = pair.blur
+        self.high = math.inf if pair.beyond else self._shifted(pair.high)
+        self.blur, self.beyond = pair.blur, pair.beyond
 
     def __repr__(self):
         return f"PoissonSubsampled({self.pair!r}, {self.sampling_probability:g})"
