@@ -37,6 +37,7 @@ class Pair:
     blur = 0.0  # absolute rounding error of the losses
     lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
+    tight_once = False  # whether one release alone reaches it, at each epsilon by some neighbours
     beyond = 0.0  # P-mass (and Q-mass) so far out that it counts as infinite loss, though `high` and `low` leave it out
 
     def masses(
@@ -53,6 +54,12 @@ class Pair:
         "Masses of intervals of the shifted loss."
         p, q, relative = self.masses(edges)
         return Cells(q, p - q, p + q, relative)
+
+    def key(self):
+        "What two equal mechanisms have in common: their numbers, or else themselves."
+        values = [x.key() if isinstance(x, Pair) else x for x in vars(self).values()]
+        plain = all(isinstance(x, (int, float, str, tuple, type(None))) for x in values)
+        return (type(self), *values) if plain else id(self)
 
     def landmarks(self) -> np.ndarray:
         "A few hundred ascending shifted losses that resolve the pair, for estimates."
