@@ -175,6 +175,8 @@ def renyi_epsilon(
         simple = _simple_conversion(grid, value, delta)
         simple = np.where(np.isfinite(value), simple, math.inf)
         best = int(np.argmin(simple))
+        if (delta**2 >= -np.expm1(-value)).any():  # the total variation distance is below delta (Bretagnolle and Huber 1979)
+            return 0.0
         if not simple[best] < math.inf:
             return math.inf
         around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -268,6 +270,9 @@ class DensityPair(_Outputs):
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = self.relative + np.nan_to_num(np.maximum(wrong[0] / p, wrong[1] / q), nan=0.0, posinf=0.0)
         return p, q, relative
+
+    def certain(self, swapped=False):
+        return self.tail
 
     def cells(self, edges):
         p, q, relative = self.between(self.outputs(edges))

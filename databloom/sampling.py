@@ -232,6 +232,9 @@ class WithoutReplacement(Pair):
     def __repr__(self):
         return f"WithoutReplacement({self.pair!r}, {self.sampling_probability:g})"
 
+    def certain(self, swapped=False):
+        return self.sampling_probability * self.pair.certain(swapped)
+
     def _outer(self, loss):
         return math.log1p(self.sampling_probability * math.expm1(loss)) if loss < 600 else loss + math.log(self.sampling_probability)
 
@@ -286,6 +289,9 @@ class Revealed(Pair):
 
     def __repr__(self):
         return "Revealed(" + ", ".join(f"{w:.3g} x {pair!r}" for w, pair in zip(self.weights, self.pairs)) + ")"
+
+    def certain(self, swapped=False):
+        return float(sum(w * pair.certain(swapped) for w, pair in zip(self.weights, self.pairs)))
 
     def cells(self, edges):
         base, excess, doubt, wrong_base, wrong_doubt = np.zeros((5, len(edges) - 1))
