@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .core import check_array, check_number, check_probability, refuse
+from .core import check_array, check_number, check_probability, patch_to, refuse
 from .mechanisms import Cells, DiscretePair
 from .pld import ulp
 from .sampling import _Outputs
@@ -237,47 +237,57 @@ class DensityPair(_Outputs):
         self.low, self.high = (-math.inf, math.inf) if self.tail else (float(loss[0]), float(loss[-1]))
         self.blur = 4 * self.accuracy + 64 * ulp * (1 + float(np.abs(loss).max()))
 
-    def _integrals(self, left, right, rule=_rules[1]):
-        center, half = 0.5 * (left + right), 0.5 * (right - left)
-        total = np.zeros((2, len(left)))
-        for node, weight in zip(*rule):
-            x = center + node * half
-            total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
-        return total
-
-    def loss(self, x):
-        near = 1e-7 * (self.span[1] - self.span[0])
-        value = np.asarray(self.log_p(x), float) - np.asarray(self.log_q(x), float)
-        a, b = np.maximum(x - near, self.span[0]), np.minimum(x + near, self.span[1])
-        return value, (self.log_p(b) - self.log_q(b) - self.log_p(a) + self.log_q(a)) / (b - a)
-
-    def between(self, x):
-        x = np.clip(x, *self.span)
-        step = self.panels[1] - self.panels[0]
-        first = np.clip(np.ceil((x[:-1] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
-        last = np.clip(np.floor((x[1:] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
-        inside = first >= last  # no whole panel between them
-        ends = self._integrals(x[:-1], np.where(inside, x[1:], self.panels[first])) + self._integrals(np.where(inside, x[1:], self.panels[last]), x[1:])
-        masses, wrong = [], []
-        for part, (left, right) in zip(ends, self.sums):
-            from_left = left[last] - left[first], left[last] + left[first]
-            from_right = right[first] - right[last], right[first] + right[last]
-            smaller = from_left[1] < from_right[1]
-            whole, size = (np.where(inside, 0.0, np.where(smaller, a, b)) for a, b in zip(from_left, from_right))
-            masses.append(np.maximum(part + whole, 0.0))
-            wrong.append(4000 * ulp * size)
-        p, q = masses
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = self.relative + np.nan_to_num(np.maximum(wrong[0] / p, wrong[1] / q), nan=0.0, posinf=0.0)
-        return p, q, relative
-
     def certain(self, swapped=False):
         return self.tail
 
-    def cells(self, edges):
+    def masses(self, edges):
         p, q, relative = self.between(self.outputs(edges))
         if edges[-1] == math.inf:
             p[-1] += self.tail
         if edges[0] == -math.inf:
             q[0] += self.tail
+        return p, q, relative
+
+    def cells(self, edges):
+        p, q, relative = self.masses(edges)
         return Cells(q, p - q, p + q, relative)
+
+# %% ../nbs/black_boxes.ipynb #ae7dbb5b
+@patch_to(DensityPair)
+def _integrals(self, left, right, rule=_rules[1]):
+    center, half = 0.5 * (left + right), 0.5 * (right - left)
+    total = np.zeros((2, len(left)))
+    for node, weight in zip(*rule):
+        x = center + node * half
+        total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
+    return total
+
+
+@patch_to(DensityPair)
+def loss(self, x):
+    near = 1e-7 * (self.span[1] - self.span[0])
+    value = np.asarray(self.log_p(x), float) - np.asarray(self.log_q(x), float)
+    a, b = np.maximum(x - near, self.span[0]), np.minimum(x + near, self.span[1])
+    return value, (self.log_p(b) - self.log_q(b) - self.log_p(a) + self.log_q(a)) / (b - a)
+
+
+@patch_to(DensityPair)
+def between(self, x):
+    x = np.clip(x, *self.span)
+    step = self.panels[1] - self.panels[0]
+    first = np.clip(np.ceil((x[:-1] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
+    last = np.clip(np.floor((x[1:] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
+    inside = first >= last  # no whole panel between them
+    ends = self._integrals(x[:-1], np.where(inside, x[1:], self.panels[first])) + self._integrals(np.where(inside, x[1:], self.panels[last]), x[1:])
+    masses, wrong = [], []
+    for part, (left, right) in zip(ends, self.sums):
+        from_left = left[last] - left[first], left[last] + left[first]
+        from_right = right[first] - right[last], right[first] + right[last]
+        smaller = from_left[1] < from_right[1]
+        whole, size = (np.where(inside, 0.0, np.where(smaller, a, b)) for a, b in zip(from_left, from_right))
+        masses.append(np.maximum(part + whole, 0.0))
+        wrong.append(4000 * ulp * size)
+    p, q = masses
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = self.relative + np.nan_to_num(np.maximum(wrong[0] / p, wrong[1] / q), nan=0.0, posinf=0.0)
+    return p, q, relative
