@@ -39,6 +39,8 @@ class ApproximateDP(DiscretePair):
         delta: float,  # of its guarantee, below 1
     ):
         self.epsilon = check_number("epsilon", epsilon, low=0.0, high=600.0)
+        if 0 < self.epsilon < 1e-9:
+            refuse("epsilon", epsilon, "0 or a number in [1e-09, 600]")
         self.slack = check_probability("delta", delta, open_high=True)
         up = (1 - self.slack) / (1 + math.exp(-self.epsilon))
         down = (1 - self.slack) / (1 + math.exp(self.epsilon))
@@ -210,8 +212,9 @@ class DensityPair(_Outputs):
             if not callable(function):
                 refuse(name, function, "a function of an array of outputs")
         self.log_p, self.log_q = log_p, log_q
-        low = check_number("low", low)
-        self.span = low, check_number("high", high, low=low, open_low=True)
+        self.span = check_number("low", low, -1e12, 1e12), check_number("high", high, -1e12, 1e12)
+        if not self.span[0] < self.span[1]:
+            refuse("low", low, f"below high, which is {self.span[1]:g}")
         self.accuracy, self.tail = check_number("error", error, low=0.0, high=1e-3), check_number("tail", tail, low=0.0, high=0.5)
         self.panels = np.linspace(*self.span, 4001)
         self.assumptions = (f"the densities are those of the mechanism, up to a relative error of {self.accuracy:g}",)
@@ -226,7 +229,7 @@ class DensityPair(_Outputs):
         coarse, fine = (self._integrals(left, right, rule) for rule in _rules)
         for name, mass in zip(("log_p", "log_q"), fine):
             if not abs(mass.sum() - 1) <= self.tail + 1e-6:
-                refuse(name, f"a density that integrates to {mass.sum():.9g}", f"one that integrates to 1 within the tail of {self.tail:g} and 1e-6")
+                refuse(name, f"a density that integrates to {mass.sum():.9g}", f"one that integrates to 1 between low = {self.span[0]:g} and high = {self.span[1]:g}, within the tail of {self.tail:g} and 1e-6")
         some = [m > 1e-290 for m in fine]
         self.relative = self.accuracy + 64 * ulp + 2 * max(float(np.max(np.abs(c[k] / f[k] - 1), initial=0.0)) for c, f, k in zip(coarse, fine, some))
         self.sums = [(np.append(0.0, np.cumsum(m)), np.append(np.cumsum(m[::-1])[::-1], 0.0)) for m in fine]
@@ -259,7 +262,8 @@ def _integrals(self, left, right, rule=_rules[1]):
     total = np.zeros((2, len(left)))
     for node, weight in zip(*rule):
         x = center + node * half
-        total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
     return total
 
 

@@ -851,9 +851,10 @@ def _with_curves(pairs, boxes, delta, tolerance):
         curve, lost = _curve_of(pairs, swapped)
         best = max(best, renyi_epsilon(lambda a: curve(a) + added(a), delta - lost, known) if lost < delta else math.inf)
     found = [(best, "renyi")]
-    for share in (1e-3, 0.02, 0.1, 0.3, 0.6, 0.9):
+    least = _bounds(pairs, delta, 0.05, "auto")[0]  # of the pairs alone: a split cannot do better
+    for share in (0.01, 0.1, 0.4, 0.8):
         epsilon = renyi_epsilon(added, share * delta, known)
-        if epsilon < min(min(found)[0], 600.0):
+        if max(epsilon, least or 0.0) < min(min(found)[0], 600.0) and (epsilon == 0 or epsilon >= 1e-9):
             found.append((epsilon_bounds(pairs + [(ApproximateDP(epsilon, share * delta), 1)], delta=delta, tolerance=max(tolerance, 1e-3)).upper, "split of delta"))
     return min(found)
 
@@ -899,20 +900,23 @@ def _grid_bounds(parts, delta, tolerance, method):
         off = math.fsum(n * pair.blur for pair, n in reduced)
         bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
         return *bounds, "largest loss", {}, ()
+    if sum(n * max(pair.delta(0.0, swapped)[1] for swapped in both) for pair, n in reduced) <= delta:
+        return 0.0, 0.0, "total variation", {}, ()  # distances add up
     if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
         bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
         off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much
         lower, upper = max(b[0] for b in bounds), max(b[1] for b in bounds)
         return max(0.0, lower - off), upper + off if upper > 0 else 0.0, "exact", {}, ()
     top = _near_the_top(reduced, delta, both)
-    if top is not None and top[1] - top[0] <= min(tolerance, 1e-6) * top[1]:
+    if top is not None and top[1] - top[0] <= 0.1 * tolerance * top[1]:
         return *top, "largest loss", {}, ()
     if len(reduced) > 8:
         reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     directions = [_Direction(reduced, delta, swapped) for swapped in both]
     laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
     decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
-    return max(d.lower for d in directions), decisive.upper, decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+    least, most = top or (0.0, math.inf)
+    return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
 
 
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05

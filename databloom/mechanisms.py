@@ -132,7 +132,7 @@ class Gaussian(Pair):
         self,
         noise_multiplier: float,  # standard deviation of the noise over the sensitivity
     ):
-        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=0.0, open_low=True)
+        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-12, high=1e12)
 
     def __repr__(self):
         return f"Gaussian({self.noise_multiplier:g})"
@@ -168,7 +168,7 @@ class Laplace(Pair):
         self,
         noise_multiplier: float,  # scale of the noise over the sensitivity
     ):
-        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1 / 700.0)
+        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1 / 700.0, high=1e9)
         self.low, self.high = -1 / self.noise_multiplier, 1 / self.noise_multiplier
 
     def __repr__(self):

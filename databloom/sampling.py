@@ -285,9 +285,9 @@ class Revealed(Pair):
         pairs,  # the pairs
         weights,  # their probabilities, shape (k,)
     ):
-        self.pairs, self.weights = list(pairs), check_array("weights", weights, low=0.0, high=1.0)
-        if not self.pairs or not all(isinstance(pair, Pair) for pair in self.pairs):
+        if not isinstance(pairs, (list, tuple)) or not pairs or not all(isinstance(pair, Pair) for pair in pairs):
             refuse("pairs", pairs, "a list of pairs")
+        self.pairs, self.weights = list(pairs), check_array("weights", weights, low=0.0, high=1.0)
         if len(self.pairs) != len(self.weights) or abs(self.weights.sum() - 1) > 1e-9:
             refuse("weights", weights, f"{len(self.pairs)} probabilities that sum to 1")
         self.shift = min(pair.shift for pair in self.pairs)
