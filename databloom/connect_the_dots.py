@@ -1171,7 +1171,7 @@ class EpsilonCurve(Result):
     "Certified bounds on epsilon for several numbers of steps."
 
     steps: np.ndarray  # numbers of steps
-    lower: np.ndarray  # lower bounds
+    lower: np.ndarray  # lower bounds; not a number where the pair is not known to be reached
     upper: np.ndarray  # upper bounds
     delta: float  # slack probability
     mechanism: str  # what is released
@@ -1206,8 +1206,10 @@ def epsilon_curve(
         refuse("steps", steps, "at least one number of steps")
     one = lambda n: epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     largest = one(max(counts))  # checks everything else
-    parts = _merge_gaussians(_check_parts(mechanism, 1))
-    few = len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
+    parts = _check_parts(mechanism, 1)
+    known = all(isinstance(pair, Pair) and pair.tight for pair, _ in parts)  # else there is no lower bound to share
+    parts = _merge_gaussians(parts) if known else parts
+    few = not known or len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
     shared = {} if few else _from_one_build(parts, set(counts) - {1, max(counts)}, float(delta), tolerance)
     found = {max(counts): (largest.lower, largest.upper)} | shared
     for n in set(counts) - set(found):
@@ -1216,6 +1218,6 @@ def epsilon_curve(
     # epsilon cannot fall with more steps: bounds of fewer steps sharpen those of more, and the other way round
     order = np.argsort(counts, kind="stable")
     lower, upper = np.array([found[n] for n in counts], dtype=float).T.copy()
-    lower[order] = np.maximum.accumulate(lower[order])
+    lower[order] = np.maximum.accumulate(lower[order]) if largest.lower is not None else math.nan
     upper[order] = np.minimum.accumulate(upper[order][::-1])[::-1]
     return EpsilonCurve(np.array(counts), lower, upper, largest.delta, largest.mechanism, adjacency, largest.assumptions)
