@@ -547,7 +547,8 @@ def _stage_edges(part, core, n, view, copies, step):
     "Bottom, top and Chernoff parameters of an n-fold first stage on this step, of which there are `copies`."
     core = core & (part.u <= view.ranges[0][1] * (1 + 1e-9) + 1e-300)
     weights = part.weights(view.window.tilt)[core]
-    spread = float(_spread(part.distance[core] if part.distance is not None else None, weights / weights.sum(), np.array([step]))[0])
+    weights = weights / max(float(weights.sum()), 1e-300)
+    spread = float(_spread(part.distance[core] if part.distance is not None else None, weights, np.array([step]))[0])
     cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)], n * spread)
     scale = max(math.sqrt(max(float(cumulants.moments([view.window.tilt])[2][0]), 0.0)), 1e-290)
     top, theta_top = cumulants.edge(0.0, view.log_tail - math.log(copies), 1, scale)
