@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['connect_the_dots', 'merge_the_dots', 'privacy_buckets', 'connect_the_dots_of_curve', 'EpsilonBounds',
-           'epsilon_bounds', 'dp_sgd_epsilon', 'EpsilonCurve', 'epsilon_curve']
+           'epsilon_bounds', 'dp_sgd_epsilon', 'Phase', 'schedule_epsilon', 'EpsilonCurve', 'epsilon_curve']
 
 # %% ../nbs/01_connect_the_dots.ipynb #7a4559e9
 import math
@@ -14,6 +14,7 @@ import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse
+from .sampling import worst_case
 from .pld import PLD, Cumulants, Window, _curve, borrow_down, compose, compose_window, hockey_stick, pld_from_json, split_up, ulp
 
 # %% ../nbs/01_connect_the_dots.ipynb #5e1d6da1
@@ -679,7 +680,7 @@ _methods = ("direct", "two_stage", "core_tail")
 class EpsilonBounds(Result):
     "Certified bounds on epsilon, with what they assume."
 
-    lower: float  # no smaller epsilon holds at this delta
+    lower: float | None  # no smaller epsilon holds at this delta; None where the pair is not known to be reached
     upper: float  # the algorithm is (upper, delta)-differentially private
     delta: float  # slack probability
     steps: int  # number of releases
@@ -698,13 +699,19 @@ class EpsilonBounds(Result):
         return {key: value for key, value in Result.to_dict(replace(self, laws=())).items() if key != "laws"}
 
     def __str__(self):
+        known = f"between {self.lower:.9g} and" if self.lower is not None else "at most"
         lines = [
-            f"epsilon is between {self.lower:.9g} and {self.upper:.9g} at delta = {self.delta:g}",
+            f"epsilon is {known} {self.upper:.9g} at delta = {self.delta:g}",
             f"  {self.mechanism}, {self.steps:,} step{'s' if self.steps > 1 else ''}, adjacency {self.adjacency}",
         ]
-        width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
         grid = f", {self.cells:,} cells of {self.step:.3g}" if self.cells else ""
-        lines.append(f"  relative width {width:.1e} (asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}")
+        asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}"
+        if self.lower is None:
+            lines.append("  no lower bound: it is not known that neighbours of this mechanism come so close to it")
+            lines.append(f"  computed to the relative accuracy {asked}")
+        else:
+            width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
+            lines.append(f"  relative width {width:.1e} {asked}")
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
 # %% ../nbs/01_connect_the_dots.ipynb #0189fe3b
@@ -749,18 +756,29 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
     return laws
 
 
+_most_steps = 10**12
+
+
 def _check_parts(parts, steps):
+    "A list of (mechanism, count), equal mechanisms together."
+    steps = check_count("steps", steps, high=_most_steps)
     if isinstance(parts, Pair):
-        return [(parts, check_count("steps", steps))]
+        return [(parts, steps)]
     try:
-        parts = [(pair, check_count("steps", n)) for pair, n in parts]
+        parts = [(pair, check_count("steps", n, high=_most_steps)) for pair, n in parts]
     except (TypeError, ValueError) as error:
         if "steps" in str(error):
             raise
         refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
     if not parts or not all(isinstance(pair, Pair) for pair, _ in parts):
         refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    return [(pair, n * check_count("steps", steps)) for pair, n in parts]
+    if sum(n for _, n in parts) * steps > _most_steps:
+        refuse("steps", sum(n for _, n in parts) * steps, f"at most {_most_steps:,} in all")
+    merged = {}
+    for pair, n in parts:
+        key = pair.key()
+        merged[key] = (pair, merged.get(key, (pair, 0))[1] + n * steps)
+    return list(merged.values())
 
 # %% ../nbs/01_connect_the_dots.ipynb #cf67688b
 def epsilon_bounds(
@@ -781,12 +799,16 @@ def epsilon_bounds(
     names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
+    reached = all(pair.tight for pair, _ in parts) or total == 1 and parts[0][0].tight_once
+    far = math.fsum(n * pair.beyond for pair, n in parts)  # so little that the charges for rounding hold it, or else all is lost
     result = lambda lower, upper, how, info={}, laws=(): EpsilonBounds(
-        max(lower, 0.0), max(upper, 0.0), delta, total, names, adjacency, tolerance,
+        max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
         bool(upper - lower <= tolerance * upper if upper < math.inf else lower == upper), how,
         info.get("step"), info.get("cells"), assumptions, laws)
     reduced = _merge_gaussians(parts) if method == "auto" else parts
     both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
+    if far > 1e-16 * delta:
+        return result(0.0 if delta else math.inf, math.inf, "largest loss")
     if delta == 0:
         value = max(_at_delta_zero(reduced, swapped) for swapped in both)
         off = math.fsum(n * pair.blur for pair, n in reduced)
@@ -807,15 +829,9 @@ _sgd_assumptions = (
 )
 
 
-def _sgd_pair(noise_multiplier, sampling_probability, adjacency):
-    noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
-    q = check_probability("sampling_probability", sampling_probability, open_low=True)
-    check_choice("adjacency", adjacency, ("add_remove", "replace_one"))
-    if adjacency == "replace_one":
-        if q < 1:
-            refuse("adjacency", adjacency, "'add_remove' when batches are sampled (replace_one is offered for sampling_probability 1)")
-        return Gaussian(noise_multiplier / 2)  # one record replaced moves the sum by up to twice the clipping norm
-    return Gaussian(noise_multiplier) if q == 1 else PoissonSubsampled(Gaussian(noise_multiplier), q)
+def _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling="poisson", **how):
+    noise = Gaussian(check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9))
+    return worst_case(noise, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
 
 
 def dp_sgd_epsilon(
@@ -825,13 +841,22 @@ def dp_sgd_epsilon(
     steps: int,  # number of steps
     delta: float,  # slack probability
     tolerance: float = 1e-3,  # relative width of the interval to aim for
-    adjacency: str = "add_remove",  # neighbours: one record added or removed ("replace_one" without sampling)
+    adjacency: str = "add_remove",  # neighbours: one record added or removed, "replace_one" or "zero_out"
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
 ) -> EpsilonBounds:  # lower and upper bound, certified
-    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016) with Poisson sampling."
-    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
+    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016)."
+    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling,
+                     group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     return epsilon_bounds(pair, check_count("steps", steps, high=10**12), delta=delta, tolerance=tolerance, method=method,
-                          adjacency=adjacency, assumptions=_sgd_assumptions)
+                          adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
+
+def _neighbours(adjacency, group_size):
+    return adjacency if group_size == 1 else f"{adjacency}, {group_size} records together"
 
 # %% ../nbs/01_connect_the_dots.ipynb #4487d1a8
 def _draw_bounds(bounds, ax=None):
@@ -839,19 +864,75 @@ def _draw_bounds(bounds, ax=None):
         if ax is None:
             _, ax = plt.subplots()
         if bounds.laws and 0 < bounds.upper < math.inf:
-            epsilon = np.linspace(0.8 * bounds.lower, 1.2 * bounds.upper, 121)
-            for law in bounds.laws:
+            epsilon = np.linspace(0.8 * (bounds.upper if bounds.lower is None else bounds.lower), 1.2 * bounds.upper, 121)
+            for law in bounds.laws[:1] if bounds.lower is None else bounds.laws:
                 delta = law.delta(epsilon)
                 keep = delta > 0
                 ax.plot(epsilon[keep], delta[keep], "--" if law.bound == "lower" else "-", label=f"delta, {law.bound} bound")
         ax.axhline(bounds.delta, color="#7a7a7a", lw=0.8)
-        ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
+        if bounds.lower is None:
+            ax.axvline(bounds.upper, alpha=0.5, label=f"epsilon at most {bounds.upper:.5g} (no lower bound)")
+        else:
+            ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
         ax.set(xlabel="epsilon", ylabel="delta", yscale="log", title=f"{bounds.mechanism}, {bounds.steps:,} steps")
         ax.legend()
     return ax
 
 
 EpsilonBounds.plot = _draw_bounds
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1a02
+@dataclass(frozen=True)
+class Phase:
+    "A stretch of training with the same noise and the same batches."
+
+    noise_multiplier: float  # standard deviation of the noise over the clipping norm
+    sampling_probability: float = 1.0  # probability that a record is in a batch; 1: every record is
+    steps: int = 1  # number of steps
+
+
+def _phase(entry, index):
+    "A `Phase` from a `Phase`, a mapping or a triple."
+    name = f"phases[{index}]"
+    try:
+        if isinstance(entry, dict):
+            entry = Phase(**entry)
+        elif not isinstance(entry, Phase) and not isinstance(entry, str):
+            entry = Phase(*entry)
+    except TypeError:
+        pass
+    if not isinstance(entry, Phase):
+        refuse(name, entry, "a Phase, a mapping with noise_multiplier, sampling_probability and steps, or these three in a row")
+    return entry
+
+
+def schedule_epsilon(
+    phases,  # `Phase`s, mappings with the same keys, or (noise_multiplier, sampling_probability, steps)
+    *,
+    delta: float,  # slack probability
+    tolerance: float = 1e-3,  # relative width of the interval to aim for
+    adjacency: str = "add_remove",  # "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
+) -> EpsilonBounds:  # lower and upper bound, certified
+    "Certified bounds on the epsilon of DP-SGD whose noise and batches change from phase to phase."
+    if isinstance(phases, (str, bytes, dict, Phase)) or not hasattr(phases, "__iter__"):
+        refuse("phases", phases, "a list of phases")
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts = []
+    for index, entry in enumerate(phases):
+        phase = _phase(entry, index)
+        try:
+            pair = _sgd_pair(phase.noise_multiplier, phase.sampling_probability, adjacency, sampling, **how)
+            parts.append((pair, check_count("steps", phase.steps, high=_most_steps)))
+        except ValueError as error:
+            raise ValueError(f"phases[{index}]: {error}") from None
+    if not parts:
+        refuse("phases", phases, "at least one phase")
+    return epsilon_bounds(parts, delta=delta, tolerance=tolerance, adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #e0d54b0d
 @dataclass(frozen=True)
