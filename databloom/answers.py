@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from databloom.connect_the_dots import (
-    _at_delta_zero, _check_parts, _chernoff_epsilon, _direct, _Direction, _exact, _merge_gaussians, _methods, _Part, _plan, _sgd_assumptions, _sgd_pair, _staged, epsilon_bounds,
+    _at_delta_zero, _check_parts, _chernoff_epsilon, _direct, _Direction, _exact, _merge_gaussians, _methods, _neighbours, _Part, _plan, _sgd_assumptions, _sgd_pair, _staged, epsilon_bounds,
 )
 from .core import Result, book_style, check_array, check_count, check_number, check_probability, need, refuse
 from .pld import Cumulants, ulp
@@ -43,16 +43,17 @@ class _Side:
     def __init__(self, parts, swapped):
         self.parts, self.swapped, self.laws = parts, swapped, []
         self.single = len(parts) == 1 and parts[0][1] == 1  # one release: no grid is needed
+        self.far = math.fsum(n * pair.beyond for pair, n in parts)  # mass beyond all atoms of discrete noise
 
     def delta(self, epsilon):
         "Lower and upper bounds on delta at each epsilon of an array."
         if self.single:
             both = np.array([self.parts[0][0].delta(float(one), self.swapped) for one in epsilon]).reshape(-1, 2)
-            return both[:, 0], both[:, 1]
+            return both[:, 0], np.minimum(both[:, 1] + self.far, 1.0)
         low, high = np.zeros(len(epsilon)), np.ones(len(epsilon))
         for upper, lower, lost in self.laws:
             low, high = np.maximum(low, lower.delta(epsilon) - lost), np.minimum(high, upper.delta(epsilon))
-        return low, high
+        return low, np.minimum(high + self.far, 1.0)
 
     def epsilon(self, delta):
         "Lower and upper bound on epsilon at one delta."
@@ -121,7 +122,7 @@ class PrivacyProfile:
         self.mechanism = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
         self.steps, self.adjacency = sum(n for _, n in parts), adjacency
         self.assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-        self.tight = all(pair.tight for pair, _ in parts)
+        self.tight = all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once
         self.parts = _merge_gaussians(parts)
         self.sides = [_Side(self.parts, swapped) for swapped in ((False,) if all(p.symmetric for p, _ in self.parts) else (False, True))]
 
@@ -134,15 +135,16 @@ def _delta_of_side(side, epsilon, tolerance, enough=0.0):
     largest = _at_delta_zero(side.parts, side.swapped)
     largest += 16 * ulp * abs(largest) + math.fsum(n * pair.blur for pair, n in side.parts)
     if epsilon >= largest * (1 - 64 * ulp):  # no loss exceeds the largest by more than rounding
-        return 0.0, max(0.0, -math.expm1(epsilon - largest))
+        return 0.0, max(0.0, -math.expm1(epsilon - largest)) + side.far
     if side.single:
-        return side.parts[0][0].delta(epsilon, side.swapped)
+        low, high = side.parts[0][0].delta(epsilon, side.swapped)
+        return low, high + side.far
     if enough > 0 and _certainly_below(side, epsilon, enough):
         return 0.0, enough
     _sharpen_delta(side, epsilon, tolerance, enough)
     low, high = (float(x[0]) for x in side.delta(np.array([epsilon])))
-    if high > _smallest and _certainly_below(side, epsilon, _smallest):
-        high = _smallest
+    if high > _smallest + side.far and _certainly_below(side, epsilon, _smallest):
+        high = _smallest + side.far
     return max(low, 0.0), high
 
 
@@ -209,11 +211,16 @@ def dp_sgd_delta(
     steps: int,  # number of steps
     epsilon: float,  # bound on the privacy loss, at least 0
     tolerance: float = 1e-3,  # relative width of the interval to aim for
-    adjacency: str = "add_remove",  # neighbours, as in `dp_sgd_epsilon`
+    adjacency: str = "add_remove",  # neighbours: one record added or removed, "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn, as in `dp_sgd_epsilon`
+    group_size: int = 1,  # records of one person
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
 ) -> DeltaBounds:  # lower and upper bound, certified
-    "Certified bounds on the delta of DP-SGD (Abadi et al. 2016) with Poisson sampling."
-    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
-    return delta_bounds(pair, check_count("steps", steps, high=10**12), epsilon=epsilon, tolerance=tolerance, adjacency=adjacency, assumptions=_sgd_assumptions)
+    "Certified bounds on the delta of DP-SGD (Abadi et al. 2016)."
+    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling,
+                     group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    return delta_bounds(pair, steps, epsilon=epsilon, tolerance=tolerance, adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
 
 # %% ../nbs/answers.ipynb #c4055987
 def _frame(columns):
@@ -258,6 +265,8 @@ def _profile_epsilon(profile, delta):
     "Certified lower and upper bound on epsilon at one delta: two numbers, the first None where the pair is not reached."
     delta = check_probability("delta", delta, open_high=True)
     low, high = 0.0, 0.0
+    if profile.sides[0].far > 1e-16 * delta:
+        return (0.0 if profile.tight else None), math.inf
     for side in profile.sides:
         if delta == 0:
             value, off = _at_delta_zero(side.parts, side.swapped), math.fsum(n * pair.blur for pair, n in side.parts)

@@ -7,6 +7,8 @@ __all__ = ['describe', 'mechanism_of', 'releases_of', 'read_schedule', 'Certific
            'read_certificate', 'verify']
 
 # %% ../nbs/certificates.ipynb #b70955d2
+import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -16,21 +18,23 @@ from pathlib import Path
 
 import numpy as np
 
-import databloom.mechanisms
 from . import __version__
 from .connect_the_dots import epsilon_bounds
 from .core import Result, check_count, check_number, check_probability, refuse
-from .mechanisms import DiscretePair, Pair, PoissonSubsampled
+from .mechanisms import Pair, PoissonSubsampled
 
 # %% ../nbs/certificates.ipynb #5b53f158
 def _plain_name(name):
     return "".join(letter for letter in str(name).lower() if letter.isalnum())
 
 
+_homes = ("mechanisms", "sampling", "selection", "black_boxes")
+
+
 def _known():
     "The mechanisms that a file may name."
-    public = getattr(databloom.mechanisms, "__all__", dir(databloom.mechanisms))
-    classes = [getattr(databloom.mechanisms, name, None) for name in public]
+    found = [importlib.import_module("databloom." + home) for home in _homes if importlib.util.find_spec("databloom." + home)]
+    classes = [getattr(module, name) for module in found for name in module.__all__]
     return {_plain_name(c.__name__): c for c in classes if inspect.isclass(c) and issubclass(c, Pair) and c is not Pair}
 
 
@@ -42,23 +46,38 @@ def describe(
     pair: Pair,  # a mechanism
 ) -> dict:  # plain data
     "A mechanism as plain data, from which `mechanism_of` makes it again."
-    if isinstance(pair, DiscretePair):
-        p, q = [*pair.p, pair.infinite, 0.0], [*pair.q, 0.0, pair.dual_infinite]
-        keep = [i for i in range(len(p)) if p[i] > 0 or q[i] > 0]
-        return {"mechanism": "DiscretePair", "p": [float(p[i]) for i in keep], "q": [float(q[i]) for i in keep]}
-    spec = {"mechanism": type(pair).__name__}
-    if _known().get(_plain_name(spec["mechanism"])) is not type(pair):
+    spec = _own_words(pair) or {"mechanism": type(pair).__name__}
+    cls = _known().get(_plain_name(spec["mechanism"]))
+    if cls is None or not isinstance(pair, cls):
         refuse("mechanism", pair, "one of databloom.mechanisms to be written to a file")
-    for name in _parameters(type(pair)):
-        value = getattr(pair, name, None)
-        if isinstance(value, Pair):
-            value = describe(value)
-        elif isinstance(value, (np.ndarray, tuple, list)):
-            value = np.asarray(value).tolist()
-        elif value is not None and not isinstance(value, (str, bool, int, float)):
+    for name in _parameters(cls):
+        value = spec[name] if name in spec and name != "mechanism" else getattr(pair, name, None)
+        if value is not None and not isinstance(value, (Pair, np.ndarray, tuple, list, str, bool, int, float)):
             refuse("mechanism", pair, f"one whose {name} is a number, to be written to a file")
-        spec[name] = value
-    return spec
+        spec[_key(name)] = _as_data(value)
+    return spec if pair.tight == cls.tight else {**spec, "tight": bool(pair.tight)}
+
+
+def _key(name):
+    return "base" if name == "mechanism" else name  # "mechanism" holds the name of the class
+
+
+def _as_data(value):
+    if isinstance(value, Pair):
+        return describe(value)
+    return [_as_data(one) for one in value] if isinstance(value, (np.ndarray, tuple, list)) else value.item() if isinstance(value, np.generic) else value
+
+
+def _own_words(pair):
+    "The description of a pair that does not keep the numbers it was made of under their own names, or None."
+    name = type(pair).__name__
+    if name == "DiscretePair":
+        p, q = np.append(pair.p, [pair.infinite, 0.0]), np.append(pair.q, [0.0, pair.dual_infinite])
+        return {"mechanism": name, "p": p[(p > 0) | (q > 0)], "q": q[(p > 0) | (q > 0)]}
+    if name == "MixtureOfGaussians":
+        still = [pair.still] if pair.still > 0 else []
+        return {"mechanism": name, "sensitivities": [0.0 for _ in still] + list(pair.moves), "weights": still + list(pair.weights)}
+    return {"mechanism": "Revealed"} if name == "TruncatedPoisson" else None
 
 # %% ../nbs/certificates.ipynb #c564fd8f
 def mechanism_of(
@@ -68,26 +87,35 @@ def mechanism_of(
     if not isinstance(spec, dict):
         refuse("mechanism", spec, "a mapping such as {'mechanism': 'gaussian', 'noise_multiplier': 1.0}")
     spec, known = dict(spec), _known()
-    name = spec.pop("mechanism", "gaussian")
+    name, tight = spec.pop("mechanism", "gaussian"), spec.pop("tight", True)
     cls = known.get(_plain_name(name))
     if cls is None:
         refuse("mechanism", name, "one of " + ", ".join(sorted(c.__name__ for c in known.values())))
-    allowed = _parameters(cls)
+    allowed = {_key(key): parameter for key, parameter in _parameters(cls).items()}
     sampled = spec.pop("sampling_probability", 1) if "sampling_probability" not in allowed else 1
     unknown = sorted(set(spec) - set(allowed))
     if unknown:
         refuse("mechanism", unknown[0], f"described by {', '.join(allowed)} for {cls.__name__}")
-    values = {key: mechanism_of(value) if isinstance(value, dict) else value for key, value in spec.items()}
+    values = {key: _from_data(value) for key, value in spec.items()}
     missing = [key for key, p in allowed.items() if p.default is p.empty and key not in values]
     if missing:
         refuse(missing[0], None, f"given for {cls.__name__}")
-    pair = cls(**values)
+    pair = cls(**{"mechanism" if key == "base" else key: value for key, value in values.items()})
+    if tight is False:  # a file may only take a lower bound away
+        pair.tight = False
     sampled = check_probability("sampling_probability", sampled, open_low=True)
     return pair if sampled == 1 else PoissonSubsampled(pair, sampled)
+
+
+def _from_data(value):
+    if isinstance(value, dict):
+        return mechanism_of(value)
+    return [mechanism_of(one) for one in value] if isinstance(value, list) and value and isinstance(value[0], dict) else value
 
 # %% ../nbs/certificates.ipynb #1d0a0ea2
 def releases_of(
     schedule,  # a list of mappings with `steps`, or a mapping with such a list under "phases"
+    make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases that plain data describes."
     phases = schedule.get("phases") if isinstance(schedule, dict) else schedule
@@ -97,12 +125,13 @@ def releases_of(
     for phase in phases:
         if not isinstance(phase, dict):
             refuse("schedule", phase, "a list of mappings such as {'noise_multiplier': 1.0, 'steps': 100}")
-        parts.append((mechanism_of({key: value for key, value in phase.items() if key != "steps"}), check_count("steps", phase.get("steps", 1), high=10**12)))
+        parts.append((make({key: value for key, value in phase.items() if key != "steps"}), check_count("steps", phase.get("steps", 1), high=10**12)))
     return parts
 
 
 def read_schedule(
     path,  # a .json file, or .yaml or .yml where PyYAML is installed
+    make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases of a schedule in a file."
     path = Path(path)
@@ -111,7 +140,7 @@ def read_schedule(
     text = path.read_text(encoding="utf-8")
     if path.suffix.lower() == ".json":
         try:
-            return releases_of(json.loads(text))
+            return releases_of(json.loads(text), make)
         except json.JSONDecodeError as error:
             refuse("schedule", str(path), f"a file of JSON ({error})")
     try:
@@ -119,7 +148,7 @@ def read_schedule(
     except ImportError as error:
         raise ImportError("a schedule in YAML needs PyYAML, which is not installed; get it with: pip install pyyaml, or write the schedule as JSON") from error
     try:
-        return releases_of(yaml.safe_load(text))
+        return releases_of(yaml.safe_load(text), make)
     except yaml.YAMLError as error:
         refuse("schedule", str(path), f"a file of YAML ({error})")
 

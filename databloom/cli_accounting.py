@@ -23,29 +23,42 @@ def _save_plot(result, path):
         figure.savefig(file, format=kind)
 
 
-def _releases(noise_multiplier, sampling_probability, steps, adjacency, schedule):
-    "The releases of a run as a list of (Pair, count), and what it assumes."
-    from databloom.connect_the_dots import _sgd_assumptions, _sgd_pair
-    from databloom.core import check_choice, check_count, refuse
+def _releases(noise_multiplier, sampling_probability, steps, schedule, **how):
+    "The releases of a run as a list of (Pair, count), and the name of its neighbours."
+    from databloom.connect_the_dots import _neighbours, _sgd_pair
+    from databloom.core import check_count, refuse
 
+    name = _neighbours(how["adjacency"], how["group_size"])
     if schedule is None:
-        for name, value in (("noise_multiplier", noise_multiplier), ("steps", steps)):
+        for word, value in (("noise_multiplier", noise_multiplier), ("steps", steps)):
             if value is None:
-                refuse(name, value, "given, or a schedule instead")
-        return [(_sgd_pair(noise_multiplier, sampling_probability, adjacency), check_count("steps", steps, high=10**12))], _sgd_assumptions
-    from databloom.certificates import read_schedule
+                refuse(word, value, "given, or a schedule instead")
+        return [(_sgd_pair(noise_multiplier, sampling_probability, **how), check_count("steps", steps, high=10**12))], name
+    from databloom.certificates import mechanism_of, read_schedule
 
-    if noise_multiplier is not None or steps is not None:
-        refuse("schedule", schedule, "given alone, without noise_multiplier and steps")
-    check_choice("adjacency", adjacency, ("add_remove",))
-    return read_schedule(schedule), _sgd_assumptions
+    if noise_multiplier is not None or steps is not None or sampling_probability != 1:
+        refuse("schedule", schedule, "given alone, without noise_multiplier, steps and sampling_probability")
+
+    def make(phase):
+        pair = mechanism_of(phase)  # checks every key
+        if set(phase) - {"noise_multiplier", "sampling_probability"}:
+            if how["adjacency"] != "add_remove" or how["sampling"] != "poisson" or how["group_size"] != 1:
+                refuse("schedule", phase, "phases of noise_multiplier and sampling_probability only, for other neighbours or ways of sampling")
+            return pair
+        return _sgd_pair(phase["noise_multiplier"], phase.get("sampling_probability", 1.0), **how)
+
+    return read_schedule(schedule, make), name
 
 
 _noise = typer.Option(None, help="Standard deviation of the noise over the clipping norm.")
 _steps = typer.Option(None, help="Number of steps.")
-_sampling = typer.Option(1.0, help="Probability that a record is in a batch (Poisson sampling); 1: every record.")
+_sampling_probability = typer.Option(1.0, help="Probability that a record is in a batch; 1: every record.")
 _tolerance = typer.Option(1e-3, help="Relative width of the interval to aim for.")
-_adjacency = typer.Option("add_remove", help="Neighbouring datasets: add_remove, or replace_one without sampling.")
+_adjacency = typer.Option("add_remove", help="Neighbouring datasets: add_remove, replace_one or zero_out.")
+_sampling = typer.Option("poisson", help="How batches are drawn: poisson, without_replacement, truncated_poisson or none.")
+_group = typer.Option(1, help="Records of one person.")
+_dataset = typer.Option(None, help="Number of records, for truncated_poisson.")
+_cap = typer.Option(None, help="Largest batch, for truncated_poisson.")
 _schedule = typer.Option(None, help="File of phases (JSON or YAML), each with noise_multiplier, sampling_probability and steps.")
 _json = typer.Option(False, "--json", help="Print JSON.")
 _plot = typer.Option(None, help="Also draw the answer to this file (png, svg or pdf).")
@@ -55,9 +68,13 @@ def epsilon(
     noise_multiplier: Optional[float] = _noise,
     steps: Optional[float] = _steps,
     delta: float = typer.Option(..., help="Slack probability."),
-    sampling_probability: float = _sampling,
+    sampling_probability: float = _sampling_probability,
     tolerance: float = _tolerance,
     adjacency: str = _adjacency,
+    sampling: str = _sampling,
+    group_size: int = _group,
+    dataset_size: Optional[int] = _dataset,
+    max_batch_size: Optional[int] = _cap,
     method: str = typer.Option("auto", help="auto, direct, two_stage or core_tail."),
     schedule: Optional[str] = _schedule,
     as_json: bool = _json,
@@ -65,16 +82,11 @@ def epsilon(
     certificate: Optional[str] = typer.Option(None, help="Also write a certificate (JSON) to this file, for `databloom verify`."),
 ):
     "Certified lower and upper bounds on the epsilon of a DP-SGD run."
-    from databloom.connect_the_dots import dp_sgd_epsilon, epsilon_bounds
+    from databloom.connect_the_dots import _sgd_assumptions, epsilon_bounds
 
-    parts, assumptions = _releases(noise_multiplier, sampling_probability, steps, adjacency, schedule)
-    if schedule is None:
-        bounds = dp_sgd_epsilon(
-            noise_multiplier=noise_multiplier, sampling_probability=sampling_probability, steps=steps, delta=delta,
-            tolerance=tolerance, adjacency=adjacency, method=method,
-        )
-    else:
-        bounds = epsilon_bounds(parts, delta=delta, tolerance=tolerance, method=method, adjacency=adjacency, assumptions=assumptions)
+    how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts, neighbours = _releases(noise_multiplier, sampling_probability, steps, schedule, **how)
+    bounds = epsilon_bounds(parts, delta=delta, tolerance=tolerance, method=method, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
         _save_plot(bounds, plot)
     if certificate is not None:
@@ -92,17 +104,23 @@ def delta(
     noise_multiplier: Optional[float] = _noise,
     steps: Optional[float] = _steps,
     epsilon: float = typer.Option(..., help="Bound on the privacy loss."),
-    sampling_probability: float = _sampling,
+    sampling_probability: float = _sampling_probability,
     tolerance: float = _tolerance,
     adjacency: str = _adjacency,
+    sampling: str = _sampling,
+    group_size: int = _group,
+    dataset_size: Optional[int] = _dataset,
+    max_batch_size: Optional[int] = _cap,
     schedule: Optional[str] = _schedule,
     as_json: bool = _json,
 ):
     "Certified lower and upper bounds on the delta of a DP-SGD run."
     from databloom.answers import delta_bounds
+    from databloom.connect_the_dots import _sgd_assumptions
 
-    parts, assumptions = _releases(noise_multiplier, sampling_probability, steps, adjacency, schedule)
-    bounds = delta_bounds(parts, epsilon=epsilon, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
+    how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts, neighbours = _releases(noise_multiplier, sampling_probability, steps, schedule, **how)
+    bounds = delta_bounds(parts, epsilon=epsilon, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     print(bounds.to_json() if as_json else bounds)
 
 
@@ -114,8 +132,12 @@ def noise(
     epsilon: float = typer.Option(..., help="The target epsilon."),
     delta: float = typer.Option(..., help="Slack probability."),
     steps: float = typer.Option(1, help="Number of steps."),
-    sampling_probability: float = _sampling,
+    sampling_probability: float = _sampling_probability,
     adjacency: str = _adjacency,
+    sampling: str = _sampling,
+    group_size: int = _group,
+    dataset_size: Optional[int] = _dataset,
+    max_batch_size: Optional[int] = _cap,
     accuracy: float = typer.Option(1e-4, help="Relative distance from the smallest possible noise to aim for."),
     as_json: bool = _json,
     plot: Optional[str] = _plot,
@@ -123,7 +145,8 @@ def noise(
     "The smallest noise multiplier that meets a target, certified sufficient."
     from databloom.noise_calibration import calibrate_noise
 
-    answer = calibrate_noise(epsilon=epsilon, delta=delta, steps=steps, sampling_probability=sampling_probability, adjacency=adjacency, accuracy=accuracy)
+    how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    answer = calibrate_noise(epsilon=epsilon, delta=delta, steps=steps, sampling_probability=sampling_probability, accuracy=accuracy, **how)
     if plot is not None:
         _save_plot(answer, plot)
     print(answer.to_json() if as_json else answer)
@@ -153,25 +176,32 @@ def curve(
     noise_multiplier: float = typer.Option(..., help="Standard deviation of the noise over the clipping norm."),
     steps: List[str] = typer.Option(..., help="The last number of steps, or several with commas."),
     delta: float = typer.Option(..., help="Slack probability."),
-    sampling_probability: float = _sampling,
+    sampling_probability: float = _sampling_probability,
     tolerance: float = _tolerance,
     adjacency: str = _adjacency,
+    sampling: str = _sampling,
+    group_size: int = _group,
+    dataset_size: Optional[int] = _dataset,
+    max_batch_size: Optional[int] = _cap,
     points: int = typer.Option(13, help="How many numbers of steps, when only the last is given."),
     as_json: bool = _json,
     plot: Optional[str] = _plot,
 ):
     "Certified bounds on epsilon against the number of steps."
-    from databloom.connect_the_dots import _sgd_assumptions, _sgd_pair, epsilon_curve
+    from databloom.connect_the_dots import _sgd_assumptions, epsilon_curve
 
-    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
-    answer = epsilon_curve(pair, _step_counts(steps, points), delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=_sgd_assumptions)
+    counts = _step_counts(steps, points)
+    how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts, neighbours = _releases(noise_multiplier, sampling_probability, 1, None, **how)
+    answer = epsilon_curve(parts, counts, delta=delta, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
         _save_plot(answer, plot)
     if as_json:
         print(answer.to_json())
         return
-    for row in zip(answer.steps, answer.lower, answer.upper):
-        print("{:13,d} steps: epsilon between {:.9g} and {:.9g}".format(*row))
+    for i, (count, upper) in enumerate(zip(answer.steps, answer.upper)):
+        between = f"at most {upper:.9g}" if answer.lower is None else f"between {answer.lower[i]:.9g} and {upper:.9g}"
+        print(f"{count:13,d} steps: epsilon {between}")
 
 
 curve_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from .connect_the_dots import EpsilonBounds, _check_parts, _Direction, _exact, _merge_gaussians, _sgd_assumptions, _sgd_pair, epsilon_bounds
+from .connect_the_dots import _Direction, _exact, _merge_gaussians, _neighbours, _sgd_assumptions, epsilon_bounds
 from .core import Result, check_count, check_number, check_probability, refuse
 from .mechanisms import Gaussian, Pair
+from .sampling import worst_case
 
 # %% ../nbs/noise_calibration.ipynb #5efb5abb
 def _estimate(parts, delta):
@@ -48,6 +49,11 @@ def _root_of_estimate(estimate, target, rising, low, high, start):
     return math.exp(u), max((height(u + 0.04) - height(u - 0.04)) / 0.08, 0.05)
 
 # %% ../nbs/noise_calibration.ipynb #cb59c437
+def _least(bounds):
+    "The lower bound; where there is none the upper one stands in, and the search is for the smallest noise that can be certified."
+    return bounds.upper if bounds.lower is None else bounds.lower
+
+
 class _Search:
     "Evaluations of a monotone epsilon and the bracket that they leave: `enough` meets the target, `short` does not."
 
@@ -61,7 +67,7 @@ class _Search:
         self.points.append((x, bounds))
         if bounds.upper <= self.target and (self.enough is None or self.sign * (x - self.enough[0]) > 0):
             self.enough = (x, bounds)
-        if (bounds.lower or 0.0) > self.target and (self.short is None or self.sign * (self.short[0] - x) > 0):
+        if _least(bounds) > self.target and (self.short is None or self.sign * (self.short[0] - x) > 0):
             self.short = (x, bounds)
         return bounds
 
@@ -75,13 +81,12 @@ class _Search:
 
     def aim(self, slope, tolerance):
         "The next point to look at."
-        x, bounds = min(self.points, key=lambda point: point[1].upper - (point[1].lower or 0.0))
-        low = bounds.upper if bounds.lower is None else bounds.lower
-        level = math.log(max(0.5 * (low + bounds.upper), 1e-300) / self.target)
+        x, bounds = min(self.points, key=lambda point: abs(math.log(max(point[1].upper, 1e-300) / self.target)) + point[1].tolerance)
+        level = math.log(max(0.5 * (_least(bounds) + bounds.upper), 1e-300) / self.target)
         root = math.log(x) - self.sign * min(max(level / slope, -3.0), 3.0)
         ends = [None if end is None else math.log(end[0]) for end in (self.enough, self.short)]
         far = [math.inf if end is None else abs(end - root) for end in ends]
-        side = -1.0 if far[0] > far[1] or bounds.lower is None else 1.0  # the end that is farther away
+        side = -1.0 if far[0] > far[1] else 1.0  # the end that is farther away
         x = math.exp(root + self.sign * side * 0.9 * tolerance / slope)
         left, right = sorted((self.enough[0] if self.enough else (self.low if self.sign > 0 else self.high), self.short[0] if self.short else (self.high if self.sign > 0 else self.low)))
         if self.whole:
@@ -106,7 +111,7 @@ def _calibrate(evaluate, estimate, target, rising, low, high, start, accuracy, w
     tolerance = accuracy * slope / 4
     search.look(x, 8 * tolerance)
     for attempt in range(14):
-        if search.gap() <= accuracy or (search.enough and search.points[0][1].lower is None and search.enough[1].upper > target * (1 - 2 * tolerance)):
+        if search.gap() <= accuracy:
             break
         if search.short and search.short[0] == (low if rising else high):
             break  # not even the safest end is enough
@@ -141,7 +146,7 @@ class Calibration(Result):
     lower: float | None  # certified lower bound on the epsilon of this run
     target_epsilon: float  # what was promised
     delta: float  # slack probability
-    limit: float | None  # the nearest value that is certified to miss the target; None at the end of the range
+    limit: float | None  # the nearest value that is certified to miss the target (without lower bounds: whose upper bound misses it); None at the end of the range
     gap: float | None  # relative distance of the two; 0 for neighbouring whole numbers
     met: bool  # whether the gap is within the accuracy asked for
     mechanism: str  # what is released
@@ -155,7 +160,8 @@ class Calibration(Result):
         return getattr(self, self.parameter)
 
     def __str__(self):
-        limit = "the end of the range" if self.limit is None else f"{self.limit:.9g} is certainly not enough, a gap of {self.gap:.1e}"
+        how = "is certainly not enough" if self.lower is not None else "cannot be certified"
+        limit = "the end of the range" if self.limit is None else f"{self.limit:.9g} {how}, a gap of {self.gap:.1e}"
         return "\n".join([f"{self.parameter} = {self.value:.9g} meets epsilon {self.target_epsilon:g} at delta = {self.delta:g}: certified epsilon {self.epsilon:.9g}",
                           f"  {self.mechanism}, {self.steps:,} steps, adjacency {self.adjacency}", f"  {limit}"] + [f"  assumes: {text}" for text in self.assumptions])
 
@@ -197,24 +203,19 @@ def _checked(epsilon, delta, accuracy, mechanism):
     return epsilon, delta, accuracy
 
 
-def _run(mechanism, noise_multiplier, sampling_probability, adjacency):
+def _run(mechanism, noise_multiplier, sampling_probability, adjacency, sampling, how):
     "The pair of one step."
-    if mechanism is Gaussian:
-        return _sgd_pair(noise_multiplier, sampling_probability, adjacency)
+    noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
     pair = mechanism(noise_multiplier)
     if not isinstance(pair, Pair):
         refuse("mechanism", mechanism, "a function that returns a Pair")
-    if adjacency != "add_remove":
-        refuse("adjacency", adjacency, "'add_remove' for other than Gaussian noise")
-    from databloom.mechanisms import PoissonSubsampled
-
-    return pair if sampling_probability == 1 else PoissonSubsampled(pair, sampling_probability)
+    return worst_case(pair, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
 
 
-def _questions(pair_of, delta, adjacency, mechanism):
+def _questions(pair_of, delta, adjacency, mechanism, group_size):
     "The certified and the estimated epsilon of (pair, steps)."
     more = _sgd_assumptions if mechanism is Gaussian else ()
-    evaluate = lambda x, tolerance: epsilon_bounds(*pair_of(x), delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=more)
+    evaluate = lambda x, tolerance: epsilon_bounds(*pair_of(x), delta=delta, tolerance=tolerance, adjacency=_neighbours(adjacency, group_size), assumptions=more)
     if delta == 0:
         return evaluate, lambda x: evaluate(x, 1e-3).upper
 
@@ -231,16 +232,21 @@ def calibrate_noise(
     delta: float,  # slack probability
     steps: int = 1,  # number of releases
     sampling_probability: float = 1.0,  # probability that a record is in a batch (Poisson sampling)
-    adjacency: str = "add_remove",  # which datasets are neighbours
+    adjacency: str = "add_remove",  # which datasets are neighbours: "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn, as in `dp_sgd_epsilon`
+    group_size: int = 1,  # records of one person
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
     mechanism=Gaussian,  # makes a `Pair` of a noise multiplier
     accuracy: float = 1e-4,  # relative distance from the best value to aim for
 ) -> Calibration:
     "The smallest noise multiplier that meets (epsilon, delta), certified sufficient."
     epsilon, delta, accuracy = _checked(epsilon, delta, accuracy, mechanism)
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     steps, q = check_count("steps", steps, high=10**12), check_probability("sampling_probability", sampling_probability, open_low=True)
     low, high = (2e-3, 1e8) if mechanism is Gaussian else (1 / 600.0, 1e9)
-    _run(mechanism, 1.0, q, adjacency)
-    evaluate, estimate = _questions(lambda x: (_run(mechanism, x, q, adjacency), steps), delta, adjacency, mechanism)
+    _run(mechanism, 1.0, q, adjacency, sampling, how)
+    evaluate, estimate = _questions(lambda x: (_run(mechanism, x, q, adjacency, sampling, how), steps), delta, adjacency, mechanism, group_size)
     search = _calibrate(evaluate, estimate, epsilon, False, low, high, 1.0, accuracy)
     run = dict(noise_multiplier=None, sampling_probability=q, steps=steps)
     return _calibration(search, "noise_multiplier", run, epsilon, delta, accuracy, f"reachable with a noise multiplier up to {high:g}")
@@ -252,16 +258,21 @@ def calibrate_steps(
     delta: float,  # slack probability
     noise_multiplier: float,  # standard deviation (or scale) of the noise over the sensitivity
     sampling_probability: float = 1.0,  # probability that a record is in a batch (Poisson sampling)
-    adjacency: str = "add_remove",  # which datasets are neighbours
+    adjacency: str = "add_remove",  # which datasets are neighbours: "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn, as in `dp_sgd_epsilon`
+    group_size: int = 1,  # records of one person
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
     mechanism=Gaussian,  # makes a `Pair` of a noise multiplier
     accuracy: float = 1e-4,  # relative distance from the best value to aim for
     most: int = 10**9,  # do not look for more steps than this
 ) -> Calibration:
     "The largest number of steps that meets (epsilon, delta), certified."
     epsilon, delta, accuracy = _checked(epsilon, delta, accuracy, mechanism)
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     q, most = check_probability("sampling_probability", sampling_probability, open_low=True), check_count("most", most, high=10**12)
-    pair = _run(mechanism, noise_multiplier, q, adjacency)
-    evaluate, estimate = _questions(lambda x: (pair, max(1, round(x))), delta, adjacency, mechanism)
+    pair = _run(mechanism, noise_multiplier, q, adjacency, sampling, how)
+    evaluate, estimate = _questions(lambda x: (pair, max(1, round(x))), delta, adjacency, mechanism, group_size)
     search = _calibrate(evaluate, estimate, epsilon, True, 1, most, 1000.0, accuracy, whole=True)
     run = dict(noise_multiplier=float(noise_multiplier), sampling_probability=q, steps=None)
     return _calibration(search, "steps", run, epsilon, delta, accuracy, "reachable: not even one step meets it")
@@ -273,15 +284,20 @@ def calibrate_sampling(
     delta: float,  # slack probability
     noise_multiplier: float,  # standard deviation (or scale) of the noise over the sensitivity
     steps: int = 1,  # number of releases
-    adjacency: str = "add_remove",  # which datasets are neighbours
+    adjacency: str = "add_remove",  # which datasets are neighbours: "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn, as in `dp_sgd_epsilon`
+    group_size: int = 1,  # records of one person
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
     mechanism=Gaussian,  # makes a `Pair` of a noise multiplier
     accuracy: float = 1e-4,  # relative distance from the best value to aim for
 ) -> Calibration:
     "The largest sampling probability that meets (epsilon, delta), certified; multiply by the number of records for a batch size."
     epsilon, delta, accuracy = _checked(epsilon, delta, accuracy, mechanism)
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     steps = check_count("steps", steps, high=10**12)
-    _run(mechanism, noise_multiplier, 1.0 if adjacency == "replace_one" else 0.5, adjacency)
-    evaluate, estimate = _questions(lambda x: (_run(mechanism, noise_multiplier, x, adjacency), steps), delta, adjacency, mechanism)
+    _run(mechanism, noise_multiplier, 0.5, adjacency, sampling, how)
+    evaluate, estimate = _questions(lambda x: (_run(mechanism, noise_multiplier, x, adjacency, sampling, how), steps), delta, adjacency, mechanism, group_size)
     search = _calibrate(evaluate, estimate, epsilon, True, 1e-9, 1.0, 0.01, accuracy)
     run = dict(noise_multiplier=float(noise_multiplier), sampling_probability=None, steps=steps)
     return _calibration(search, "sampling_probability", run, epsilon, delta, accuracy, "reachable with a sampling probability of at least 1e-9")
