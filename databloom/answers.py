@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from .black_boxes import RenyiBox
 from databloom.connect_the_dots import (
     _at_delta_zero, _check_parts, _chernoff_epsilon, _direct, _Direction, _exact, _merge_gaussians, _methods, _neighbours, _Part, _plan, _sgd_assumptions, _sgd_pair, _staged, epsilon_bounds,
 )
@@ -117,14 +118,17 @@ class PrivacyProfile:
         adjacency: str = "add_remove",  # a name for the results
         assumptions: tuple = (),  # more of what must hold
     ):
-        parts = _check_parts(mechanism, steps)
+        self.named = parts = _check_parts(mechanism, steps)
         self.tolerance = check_number("tolerance", tolerance, low=1e-8, high=1.0)
         self.mechanism = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
         self.steps, self.adjacency = sum(n for _, n in parts), adjacency
         self.assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-        self.tight = all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once
-        self.parts = _merge_gaussians(parts)
-        self.sides = [_Side(self.parts, swapped) for swapped in ((False,) if all(p.symmetric for p, _ in self.parts) else (False, True))]
+        # Renyi curves have no pair, and what has infinite losses for certain is better left to chapter 01
+        self.boxes = any(isinstance(pair, RenyiBox) for pair, _ in parts)
+        self.inverse = self.boxes or any(pair.certain(swapped) > 0 for pair, _ in parts for swapped in (False, True))
+        self.tight = not self.boxes and (all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once)
+        self.parts = parts if self.boxes else _merge_gaussians(parts)
+        self.sides = [_Side(self.parts, swapped) for swapped in (() if self.boxes else (False,) if all(p.symmetric for p, _ in self.parts) else (False, True))]
 
     def __repr__(self):
         return f"PrivacyProfile({self.mechanism}, {self.steps:,} steps, {sum(len(side.laws) for side in self.sides)} laws composed)"
@@ -176,11 +180,29 @@ class DeltaBounds(Result):
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
 
+def _by_inversion(profile, epsilon):
+    "Bounds on delta from chapter 01's on epsilon: the delta whose upper bound is at most `epsilon`, and the one whose lower bound is not."
+    bounds = lambda log_delta: epsilon_bounds(profile.named, delta=math.exp(log_delta), tolerance=max(1e-6, 0.1 * profile.tolerance))
+    low, high = -200.0, -1e-12
+    if bounds(low).upper <= epsilon:
+        return 0.0, math.exp(low)
+    while high - low > 0.3 * profile.tolerance:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if bounds(middle).upper <= epsilon else (middle, high)
+    upper, step, least = math.exp(high), 0.3 * profile.tolerance, high
+    while profile.tight and least > -200:  # the lower bound of chapter 01 falls with delta
+        least -= step
+        if bounds(least).lower > epsilon:
+            return math.exp(least), upper
+        step *= 2
+    return 0.0, upper
+
+
 def _profile_delta(profile, epsilon):
     "Certified bounds on delta at `epsilon`, over both directions: a `DeltaBounds`."
     epsilon = check_number("epsilon", epsilon, low=0.0)
-    low, high = 0.0, 0.0
-    for side in profile.sides:
+    low, high = _by_inversion(profile, epsilon) if profile.inverse else (0.0, 0.0)
+    for side in profile.sides if not profile.inverse else ():
         one = _delta_of_side(side, epsilon, profile.tolerance, low)
         low, high = max(low, one[0]), max(high, one[1])
     met = not profile.tight or high - low <= profile.tolerance * high
@@ -265,6 +287,9 @@ def _profile_epsilon(profile, delta):
     "Certified lower and upper bound on epsilon at one delta: two numbers, the first None where the pair is not reached."
     delta = check_probability("delta", delta, open_high=True)
     low, high = 0.0, 0.0
+    if profile.inverse:
+        bounds = epsilon_bounds(profile.named, delta=delta, tolerance=profile.tolerance)
+        return bounds.lower, bounds.upper
     if profile.sides[0].far > 1e-16 * delta:
         return (0.0 if profile.tight else None), math.inf
     for side in profile.sides:
@@ -400,6 +425,8 @@ class _Attack:
 def _attacks(profile, smallest_fpr, count=1500):
     "The two attacks: the null hypothesis that the record is out, and that it is in."
     curves = []
+    if profile.boxes:
+        refuse("mechanism", profile.mechanism, "pairs only: a Renyi curve says nothing about single attacks")
     for side in profile.sides:
         epsilon = _spaced(_reach(side, smallest_fpr), count)
         low, high = _known(side, epsilon, profile.tolerance, smallest_fpr)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__
+from .black_boxes import RenyiBox
 from .connect_the_dots import epsilon_bounds
 from .core import Result, check_count, check_number, check_probability, refuse
 from .mechanisms import Pair, PoissonSubsampled
@@ -35,7 +36,7 @@ def _known():
     "The mechanisms that a file may name."
     found = [importlib.import_module("databloom." + home) for home in _homes if importlib.util.find_spec("databloom." + home)]
     classes = [getattr(module, name) for module in found for name in module.__all__]
-    return {_plain_name(c.__name__): c for c in classes if inspect.isclass(c) and issubclass(c, Pair) and c is not Pair}
+    return {_plain_name(c.__name__): c for c in classes if inspect.isclass(c) and issubclass(c, (Pair, RenyiBox)) and c not in (Pair, RenyiBox)}
 
 
 def _parameters(cls):
@@ -43,7 +44,7 @@ def _parameters(cls):
 
 
 def describe(
-    pair: Pair,  # a mechanism
+    pair,  # a mechanism: a `Pair`, or a box such as `ZeroConcentratedDP`
 ) -> dict:  # plain data
     "A mechanism as plain data, from which `mechanism_of` makes it again."
     spec = _own_words(pair) or {"mechanism": type(pair).__name__}
@@ -55,7 +56,7 @@ def describe(
         if value is not None and not isinstance(value, (Pair, np.ndarray, tuple, list, str, bool, int, float)):
             refuse("mechanism", pair, f"one whose {name} is a number, to be written to a file")
         spec[_key(name)] = _as_data(value)
-    return spec if pair.tight == cls.tight else {**spec, "tight": bool(pair.tight)}
+    return spec if isinstance(pair, RenyiBox) or pair.tight == cls.tight else {**spec, "tight": bool(pair.tight)}
 
 
 def _key(name):
@@ -63,7 +64,7 @@ def _key(name):
 
 
 def _as_data(value):
-    if isinstance(value, Pair):
+    if isinstance(value, (Pair, RenyiBox)):
         return describe(value)
     return [_as_data(one) for one in value] if isinstance(value, (np.ndarray, tuple, list)) else value.item() if isinstance(value, np.generic) else value
 
@@ -77,12 +78,14 @@ def _own_words(pair):
     if name == "MixtureOfGaussians":
         still = [pair.still] if pair.still > 0 else []
         return {"mechanism": name, "sensitivities": [0.0 for _ in still] + list(pair.moves), "weights": still + list(pair.weights)}
+    if name == "ApproximateDP":
+        return {"mechanism": name, "epsilon": pair.epsilon, "delta": pair.slack}
     return {"mechanism": "Revealed"} if name == "TruncatedPoisson" else None
 
 # %% ../nbs/certificates.ipynb #c564fd8f
 def mechanism_of(
     spec: dict,  # such as {"mechanism": "gaussian", "noise_multiplier": 1.0, "sampling_probability": 0.01}
-) -> Pair:
+):  # a `Pair`, or a box
     "The mechanism that plain data describes."
     if not isinstance(spec, dict):
         refuse("mechanism", spec, "a mapping such as {'mechanism': 'gaussian', 'noise_multiplier': 1.0}")
@@ -204,7 +207,7 @@ def certify(
 ) -> Certificate:
     "Compute the bounds and write the claim down."
     bounds = epsilon_bounds(mechanism, steps, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
-    return certificate_of([(mechanism, steps)] if isinstance(mechanism, Pair) else [(pair, n * steps) for pair, n in mechanism], bounds, budget)
+    return certificate_of([(mechanism, steps)] if isinstance(mechanism, (Pair, RenyiBox)) else [(pair, n * steps) for pair, n in mechanism], bounds, budget)
 
 # %% ../nbs/certificates.ipynb #9fc5ed31
 @dataclass(frozen=True)
@@ -227,6 +230,22 @@ class Verification(Result):
         return f"{'confirmed' if self.confirmed else 'NOT confirmed'}: {self.reason}\n  computed here: epsilon {new} at delta = {self.delta:g}"
 
 
+def _of_ledger(content):
+    "The certificate in a ledger's file, whose entries must be those that it certifies."
+    claim, counts = content.get("certificate"), [{}, {}]
+    if not isinstance(claim, dict):
+        refuse("certificate", claim, "a ledger's, which has one after its first release")
+    for count, releases in zip(counts, (content.get("entries"), claim.get("releases"))):
+        for release in releases if isinstance(releases, list) else []:
+            if not isinstance(release, dict):
+                refuse("certificate", release, "one whose releases are mappings")
+            key = json.dumps({name: value for name, value in release.items() if name not in ("steps", "what")}, sort_keys=True)
+            count[key] = count.get(key, 0) + check_count("steps", release.get("steps"))
+    if counts[0] != counts[1]:
+        refuse("certificate", "a ledger whose entries are not those that it certifies", "whole")
+    return claim
+
+
 def read_certificate(
     source,  # a path, JSON text, a mapping, or a Certificate
 ) -> Certificate:
@@ -239,6 +258,8 @@ def read_certificate(
             source = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             refuse("certificate", str(source)[:200], f"JSON that certify wrote ({error})")
+    if isinstance(source, dict) and source.get("kind") == "databloom ledger":
+        source = _of_ledger(source)
     if not isinstance(source, dict) or source.get("kind") != _kind or source.get("format") != _format:
         refuse("certificate", source.get("kind") if isinstance(source, dict) else type(source).__name__, f"a {_kind} of format {_format}")
     fields = {name: source[name] for name in Certificate.__dataclass_fields__ if name in source}

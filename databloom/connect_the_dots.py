@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
+from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse
 from .sampling import worst_case
+from .selection import ExponentialMechanism, fixed_selections_delta
 from .pld import PLD, Cumulants, Window, _curve, borrow_down, compose, compose_window, hockey_stick, pld_from_json, split_up, ulp
 
 # %% ../nbs/01_connect_the_dots.ipynb #5e1d6da1
@@ -762,16 +764,16 @@ _most_steps = 10**12
 def _check_parts(parts, steps):
     "A list of (mechanism, count), equal mechanisms together."
     steps = check_count("steps", steps, high=_most_steps)
-    if isinstance(parts, Pair):
+    if isinstance(parts, (Pair, RenyiBox)):
         return [(parts, steps)]
     try:
         parts = [(pair, check_count("steps", n, high=_most_steps)) for pair, n in parts]
     except (TypeError, ValueError) as error:
         if "steps" in str(error):
             raise
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    if not parts or not all(isinstance(pair, Pair) for pair, _ in parts):
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
+    if not parts or not all(isinstance(pair, (Pair, RenyiBox)) for pair, _ in parts):
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
     if sum(n for _, n in parts) * steps > _most_steps:
         refuse("steps", sum(n for _, n in parts) * steps, f"at most {_most_steps:,} in all")
     merged = {}
@@ -780,9 +782,124 @@ def _check_parts(parts, steps):
         merged[key] = (pair, merged.get(key, (pair, 0))[1] + n * steps)
     return list(merged.values())
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b02
+def _certain(parts, delta):
+    "Whether infinite losses alone exceed delta in some direction."
+    gone = max(-math.expm1(math.fsum(n * math.log1p(-min(pair.certain(swapped), 1 - 1e-16)) for pair, n in parts)) for swapped in (False, True))
+    return gone * (1 - 1e-12) > delta
+
+
+def _without_slack(parts, delta):
+    "The parts with pure boxes for approximate ones, and lower and upper end of the delta that is left for them."
+    survival = math.fsum(n * math.log1p(-pair.slack) for pair, n in parts if type(pair) is ApproximateDP)
+    rest = [(PureDP(pair.epsilon) if type(pair) is ApproximateDP else pair, n) for pair, n in parts if type(pair) is not ApproximateDP or pair.epsilon > 0]
+    left, off = delta + math.expm1(survival), 16 * ulp * (delta - survival)
+    return rest, (left - off) / math.exp(survival), (left + off) / math.exp(survival)
+
+
+def _fixed_selections(pair, n, delta):
+    "Lower and upper bound on epsilon of n selections that were all fixed beforehand."
+    low, high = 0.0, n * pair.length
+    if fixed_selections_delta(pair.length, n, 0.0)[1] <= delta:
+        return 0.0, 0.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fixed_selections_delta(pair.length, n, middle)[1] <= delta else (middle, high)
+    lower = low
+    while lower > 0 and fixed_selections_delta(pair.length, n, lower)[0] < delta:
+        lower = max(0.0, lower - max(1e-12 * high, 4 * (high - lower)))
+    return lower, high
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b04
+def _curve_of(parts, swapped, orders=2**12):
+    "Rényi divergence of pairs as a function of the order, and the delta that it leaves out."
+    laws, lost = [], 0.0
+    for pair, n in parts:
+        low, high = _range(pair, 1e-60)
+        law = _upper_law(pair, *_grid(pair, max(high - low, 1e-12) / orders, 1e-60))
+        law = law.swap() if swapped else law
+        laws.append((law, n))
+        lost += n * law.infinity
+
+    def curve(a):
+        total = np.zeros(len(a))
+        for law, n in laws:
+            some = law.masses > 0
+            losses = law.losses[some] + law.blur
+            log_mass = np.log(law.masses[some]) + law.rounding + 1e-12
+            for block in np.array_split(np.arange(len(a)), max(1, len(a) // 32)):
+                exponent = log_mass + (a[block, None] - 1) * losses
+                top = exponent.max(1)
+                total[block] += n * (top + np.log(np.exp(exponent - top[:, None]).sum(1))) / (a[block] - 1)
+        return total
+
+    return curve, lost
+
+
+def _with_curves(pairs, boxes, delta, tolerance):
+    "An upper bound on epsilon for Rényi curves and pairs together, and how it was found."
+    known = np.concatenate([box.orders for box, _ in boxes])
+    added = lambda a: sum(n * box.curve(a) for box, n in boxes)
+    if delta == 0:
+        return math.inf, "largest loss"
+    if not pairs:
+        return renyi_epsilon(added, delta, known), "renyi"
+    best = 0.0
+    for swapped in (False, True):
+        curve, lost = _curve_of(pairs, swapped)
+        best = max(best, renyi_epsilon(lambda a: curve(a) + added(a), delta - lost, known) if lost < delta else math.inf)
+    found = [(best, "renyi")]
+    for share in (1e-3, 0.02, 0.1, 0.3, 0.6, 0.9):
+        epsilon = renyi_epsilon(added, share * delta, known)
+        if epsilon < min(min(found)[0], 600.0):
+            found.append((epsilon_bounds(pairs + [(ApproximateDP(epsilon, share * delta), 1)], delta=delta, tolerance=max(tolerance, 1e-3)).upper, "split of delta"))
+    return min(found)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05
+def _bounds(parts, delta, tolerance, method):
+    "Lower and upper bound for the pairs, method, what was done, laws. The lower bound is None for curves."
+    pairs, boxes = ([(p, n) for p, n in parts if isinstance(p, kind)] for kind in (Pair, RenyiBox))
+    if boxes:
+        return None, *_with_curves(pairs, boxes, delta, tolerance), {}, ()
+    if _certain(parts, delta):
+        return math.inf, math.inf, "infinite loss", {}, ()
+    if math.fsum(n * pair.beyond for pair, n in parts) > 1e-16 * delta:  # else the charges for rounding hold it
+        return (0.0 if delta else math.inf), math.inf, "largest loss", {}, ()
+    if any(type(pair) is ApproximateDP for pair, _ in parts) and sum(n for _, n in parts) > 1:
+        rest, low, high = _without_slack(parts, delta)
+        if not rest:
+            return 0.0, 0.0 if low >= 0 else math.inf, "largest loss", {}, ()
+        if low < 0:
+            return _bounds(rest, min(max(high, 0.0), 0.9), tolerance, method)[0], math.inf, "largest loss", {}, ()
+        (lower, *_), (_, *found) = (_bounds(rest, min(d, 1 - 1e-15), tolerance, method) for d in (high, low))
+        return lower, *found
+    if method == "auto" and len(parts) == 1 and isinstance(parts[0][0], ExponentialMechanism) and not parts[0][0].adaptive and 1 < parts[0][1] <= 1000 and delta > 0:
+        return *_fixed_selections(*parts[0], delta), "fixed selections", {}, ()
+    return _grid_bounds(parts, delta, tolerance, method)
+
+
+def _grid_bounds(parts, delta, tolerance, method):
+    reduced = _merge_gaussians(parts) if method == "auto" else parts
+    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
+    if delta == 0:
+        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
+        off = math.fsum(n * pair.blur for pair, n in reduced)
+        bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
+        return *bounds, "largest loss", {}, ()
+    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
+        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
+        return max(b[0] for b in bounds), max(b[1] for b in bounds), "exact", {}, ()
+    directions = [_Direction(reduced, delta, swapped) for swapped in both]
+    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
+    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
+    return max(d.lower for d in directions), decisive.upper, decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #cf67688b
 def epsilon_bounds(
-    mechanism,  # a `Pair`, or a list of (Pair, count) for different mechanisms one after another
+    mechanism,  # a mechanism (a `Pair`, or a box such as `ZeroConcentratedDP`), or a list of (mechanism, count)
     steps: int = 1,  # how many times it runs
     *,
     delta: float,  # slack probability, 0 <= delta < 1
@@ -790,37 +907,22 @@ def epsilon_bounds(
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
     adjacency: str = "add_remove",  # a name for the result; the pair itself decides
     assumptions: tuple = (),  # more of what must hold, for the result
-) -> EpsilonBounds:  # lower and upper bound, certified
+) -> EpsilonBounds:  # lower and upper bound, certified; no lower one where the pairs are not known to be reached
     "Certified lower and upper bounds on epsilon of a composition, over both directions of its pairs."
     parts = _check_parts(mechanism, steps)
     delta = check_probability("delta", delta, open_high=True)
     tolerance = check_number("tolerance", tolerance, low=1e-9, high=1.0)
     check_choice("method", method, ("auto",) + _methods)
-    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
+    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts[:20]) + (", and more" if len(parts) > 20 else "")
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-    reached = all(pair.tight for pair, _ in parts) or total == 1 and parts[0][0].tight_once
-    far = math.fsum(n * pair.beyond for pair, n in parts)  # so little that the charges for rounding hold it, or else all is lost
-    result = lambda lower, upper, how, info={}, laws=(): EpsilonBounds(
-        max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
-        bool(upper - lower <= tolerance * upper if upper < math.inf else lower == upper), how,
-        info.get("step"), info.get("cells"), assumptions, laws)
-    reduced = _merge_gaussians(parts) if method == "auto" else parts
-    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
-    if far > 1e-16 * delta:
-        return result(0.0 if delta else math.inf, math.inf, "largest loss")
-    if delta == 0:
-        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
-        off = math.fsum(n * pair.blur for pair, n in reduced)
-        return result(value * (1 - 8 * ulp) - off if value < math.inf else value, value * (1 + 8 * ulp) + off, "largest loss")
-    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
-        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
-        return result(max(b[0] for b in bounds), max(b[1] for b in bounds), "exact")
-    directions = [_Direction(reduced, delta, swapped) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
-    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
-    info = decisive.info
-    return result(max(d.lower for d in directions), decisive.upper, info.get("method", "none"), info, laws.get(decisive.swapped, ()))
+    lower, upper, how, info, laws = _bounds(parts, delta, tolerance, method)
+    met = upper - lower <= tolerance * upper if lower is not None and upper < math.inf else lower == upper
+    reached = how == "fixed selections" or lower is not None and (all(p.tight for p, _ in parts) or total == 1 and parts[0][0].tight_once)
+    return EpsilonBounds(max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
+                         bool(met), how, info.get("step"), info.get("cells"), assumptions, laws)
+
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #3fb9055a
 _sgd_assumptions = (

@@ -55,6 +55,10 @@ class Pair:
         p, q, relative = self.masses(edges)
         return Cells(q, p - q, p + q, relative)
 
+    def certain(self, swapped=False):
+        "The probability of an infinite loss."
+        return 0.0
+
     def key(self):
         "What two equal mechanisms have in common: their numbers, or else themselves."
         values = [x.key() if isinstance(x, Pair) else x for x in vars(self).values()]
@@ -232,6 +236,9 @@ class DiscretePair(Pair):
     def __repr__(self):
         return f"DiscretePair({len(self.losses)} losses)"
 
+    def certain(self, swapped=False):
+        return self.dual_infinite if swapped else self.infinite
+
     def _sums(self, edges, *values):
         place = np.searchsorted(edges, self.losses, side="right") - 1
         inside = (place >= 0) & (place < len(edges) - 1)
@@ -358,6 +365,9 @@ class PoissonSubsampled(Pair):
 
     def __repr__(self):
         return f"PoissonSubsampled({self.pair!r}, {self.sampling_probability:g})"
+
+    def certain(self, swapped=False):
+        return 0.0 if swapped else self.sampling_probability * self.pair.certain()
 
     def _shifted(self, loss):
         odds = self.sampling_probability / (1 - self.sampling_probability)

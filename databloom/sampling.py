@@ -205,7 +205,7 @@ class ReplaceOne(_Outputs):
 
 # %% ../nbs/sampling.ipynb #840da931
 class WithoutReplacement(Pair):
-    "Batches of fixed size without replacement, one record replaced: the two halves of Zhu, Dong and Wang (2022, theorem 11) in one pair."
+    "Batches of fixed size without replacement, one record replaced: the two halves of Zhu, Dong and Wang (2022) in one pair."
 
     tight = False
     assumptions = ("each batch has the same number of records, drawn without replacement, afresh in each step",)
@@ -231,6 +231,9 @@ class WithoutReplacement(Pair):
 
     def __repr__(self):
         return f"WithoutReplacement({self.pair!r}, {self.sampling_probability:g})"
+
+    def certain(self, swapped=False):
+        return self.sampling_probability * self.pair.certain(swapped)
 
     def _outer(self, loss):
         return math.log1p(self.sampling_probability * math.expm1(loss)) if loss < 600 else loss + math.log(self.sampling_probability)
@@ -286,6 +289,9 @@ class Revealed(Pair):
 
     def __repr__(self):
         return "Revealed(" + ", ".join(f"{w:.3g} x {pair!r}" for w, pair in zip(self.weights, self.pairs)) + ")"
+
+    def certain(self, swapped=False):
+        return float(sum(w * pair.certain(swapped) for w, pair in zip(self.weights, self.pairs)))
 
     def cells(self, edges):
         base, excess, doubt, wrong_base, wrong_doubt = np.zeros((5, len(edges) - 1))
@@ -397,11 +403,17 @@ def _poisson(mechanism, q, adjacency, k):
     if _moved(mechanism, 1) is None:
         if k > 1:
             refuse("group_size", k, f"1 for {mechanism!r}: a group's guarantee must be stated in the mechanism itself")
-        return WithoutReplacement(mechanism, q) if adjacency == "replace_one" else PoissonSubsampled(mechanism, q)
+        if adjacency == "replace_one":
+            pair = _with_assumptions(WithoutReplacement(mechanism, q), tight=False)
+            pair.assumptions = ("the mechanism's own guarantee holds for a record that is added or removed and for one that is replaced",) + PoissonSubsampled.assumptions
+            return pair
+        return PoissonSubsampled(mechanism, q)
     if adjacency == "replace_one":
         if type(mechanism) is Gaussian:
             return ReplaceOne(mechanism.noise_multiplier, q, k)
-        return _with_assumptions(WithoutReplacement(_moved(mechanism, 2 * k), any_of_k), tight=False)
+        pair = WithoutReplacement(_moved(mechanism, 2 * k), any_of_k)
+        pair.assumptions = PoissonSubsampled.assumptions
+        return pair
     if k == 1:
         return PoissonSubsampled(mechanism, q)
     if type(mechanism) is Gaussian:
