@@ -211,6 +211,7 @@ def _profile_delta(profile, epsilon):
         low, high = max(low, one[0]), max(high, one[1])
     if not profile.boxes:
         low, high = _with_slack(profile, low, high)
+    high = min(high, 1.0)
     met = not profile.tight or high - low <= profile.tolerance * high
     return DeltaBounds(low if profile.tight else None, high, epsilon, profile.steps, profile.mechanism, profile.adjacency,
                        profile.tolerance, bool(met), profile.assumptions)
