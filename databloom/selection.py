@@ -73,7 +73,9 @@ def fixed_selections_delta(
     epsilon: float,  # at least 0
 ):  # lower and upper bound, equal up to rounding
     "Exact delta of selections that were all fixed beforehand (Dong, Durfee, Rogers 2020, for queries that are not adaptive)."
-    k, i = steps, np.arange(steps + 1)
+    length, epsilon = check_number("length", length, low=1e-9, high=600.0), check_number("epsilon", epsilon, low=0.0, high=1e9)
+    k = check_count("steps", steps, high=2000)
+    i = np.arange(k + 1)
     t = np.clip((epsilon + (i + 1.0) * length) / (k + 1), 0.0, length)[:, None]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_up = np.log(-np.expm1(t - length)) - math.log(-math.expm1(-length))  # P[t] and P[t - length]
@@ -100,7 +102,7 @@ class _Pure(_Atoms):
         self._hold(np.array([-e, e]), np.array([down, up]), np.array([up, down]), ulp * (8 + 2 * e))
         self.lattice = 2 * e
 
-
+# %% ../nbs/selection.ipynb #531e917d
 class ReportNoisyMax(Pair):
     "The index of the largest score after noise of scale `2 sensitivity / epsilon` on each."
 
@@ -132,7 +134,7 @@ class ReportNoisyMax(Pair):
     def landmarks(self):
         return self.pair.landmarks()
 
-
+# %% ../nbs/selection.ipynb #8540b43f
 class PermuteAndFlip(ReportNoisyMax):
     "Permute-and-flip (McKenna and Sheldon 2020), the same law as report noisy max with exponential noise (Ding et al. 2021)."
 
@@ -144,7 +146,7 @@ class PermuteAndFlip(ReportNoisyMax):
     ):
         super().__init__(epsilon, "exponential", monotone=monotone)
 
-
+# %% ../nbs/selection.ipynb #ef76b6ec
 class AboveThreshold(_Pure):
     "The first of a stream of queries that is above a noisy threshold (Dwork and Roth 2014, algorithm 1)."
 
