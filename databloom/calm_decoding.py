@@ -476,11 +476,11 @@ def next_layer(
     waiting: np.ndarray,  # how many rows wait for layer 0, 1, ...
     last: int,  # the layer that was run before
 ) -> int:  # the layer to run
-    "Go round at the first layer until three rows in five wait above it; then climb."
+    "Go round at the first layer until seven rows in ten wait above it; then climb."
     if 0 < last < len(waiting) - 1 and waiting[last + 1]:
         return last + 1
     above = waiting[1:].sum()
-    return 1 + int(waiting[1:].argmax()) if above and above >= 0.6 * waiting.sum() else int(waiting.argmax() if not waiting[0] else 0)
+    return 1 + int(waiting[1:].argmax()) if above and above >= 0.7 * waiting.sum() else 0
 
 # %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
