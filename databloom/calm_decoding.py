@@ -500,7 +500,8 @@ class CrowdCache:
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
-        return torch.from_numpy(rows).to(self.memory.device)
+        rows = torch.from_numpy(rows)
+        return rows if self.engine.quick else rows.to(self.memory.device)
 
     def bias(self, t):
         "What attention adds for the distances of tokens at t: (rows or 1, heads, 1, longest + 1)."
@@ -527,10 +528,10 @@ class CrowdCache:
 
     def compact(self, rows):
         "Forget all rows but these."
-        at = self.index(rows)
-        self.rows, self.filled, self.memory, self.states = len(rows), self.filled[:, rows], self.memory[at], self.states[at]
-        self.mask = None if self.mask is None else self.mask[at]
-        self.kv, self.cross = [kv[at] for kv in self.kv], [None if kv is None else kv[at] for kv in self.cross]
+        at, self.rows, self.filled = self.index(rows), len(rows), self.filled[:, rows]
+        self.memory, self.states, self.mask, *both = (
+            None if part is None else part.index_select(0, at) for part in (self.memory, self.states, self.mask, *self.kv, *self.cross))
+        self.kv, self.cross = both[: self.depth], both[self.depth :]
 
 # %% ../nbs/calm_decoding.ipynb #a6d4470d
 def _pending(first, rows, t):
@@ -708,13 +709,13 @@ def _crowd_run(engine, cache, plan):
             history.append(after)
         if not leaves.any():
             continue
-        gone, out = who[leaves], slice(None) if leaves.all() else cache.index(np.flatnonzero(leaves))
+        gone, out = who[leaves], None if leaves.all() else cache.index(np.flatnonzero(leaves))
         if plan.rule.oracle:
             final, logits, layers = _oracle_choice(engine, history)
         else:
             known = checked and state._logits is not None
-            final, layers = after[out], np.full(len(gone), layer)
-            logits = state._logits[out] if known else engine.logits(final)
+            final, layers = after if out is None else after.index_select(0, out), np.full(len(gone), layer)
+            logits = engine.logits(final) if not known else state._logits if out is None else state._logits.index_select(0, out)
         tokens = _finite(logits, int(t[gone][0])).argmax(-1)
         history = []
         if layer < plan.layers or plan.rule.oracle:
@@ -724,11 +725,11 @@ def _crowd_run(engine, cache, plan):
         words = tokens.cpu().numpy()
         yield list(zip(names[gone].tolist(), words.tolist(), layers.tolist(), confidence[leaves].tolist(), logits))
         t[gone], level[gone] = t[gone] + 1, 0
-        x = x.index_copy(0, cache.index(gone), engine.embedding[tokens])
+        x = x.index_copy(0, cache.index(gone), engine.embedding.index_select(0, tokens))
         over = np.zeros(len(names), dtype=bool)
         over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
         if over.any():
-            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x[cache.index(np.flatnonzero(~over))]
+            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x.index_select(0, cache.index(np.flatnonzero(~over)))
             if 0 < 2 * len(places) <= cache.rows:
                 cache.compact(places)
                 places = np.arange(len(places))
