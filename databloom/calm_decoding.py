@@ -663,7 +663,7 @@ def _lone_oracle(engine, cache, plan, x, t):
     x, _, layers = _oracle_choice(engine, states)
     return x, int(layers[0]), math.nan
 
-
+# %% ../nbs/calm_decoding.ipynb #76cd8bd3
 def _lone_run(engine, cache, plan, memory):
     "Yield (row, token, layer, confidence, logits) of each step, in a list."
     cache.begin(memory)
@@ -785,7 +785,7 @@ class Generated(Result):
             ax.set(xlabel="exit layer", ylabel="share of tokens", title=f"{self.rule}: {self.mean_layers:.2f} layers a token")
         return ax
 
-
+# %% ../nbs/calm_decoding.ipynb #ff148063
 @dataclass(frozen=True)
 class Token(Result):
     "A token as it comes out of `Decoder.stream`."

@@ -125,7 +125,7 @@ def train_command(
     else:
         print(f"trained {result['step']} steps, {result['seconds']:.0f} s; agreement with the top by layer " + " ".join(f"{a:.2f}" for a in result["agreement"]))
 
-
+# %% ../nbs/cli_calm.ipynb #ac881c71
 def _train(folder, shape, rows, valid, tokens, options, classifier, max_new_tokens, seed, device, progress):
     "Both stages, and the folder."
     from databloom.calm_calibration import System, save_system
