@@ -732,7 +732,7 @@ def _crowd_run(engine, cache, plan):
         over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
         if over.any():
             names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x.index_select(0, cache.index(np.flatnonzero(~over)))
-            if 0 < 2 * len(places) <= cache.rows:
+            if 0 < 2 * len(places) <= cache.rows and plan.steps - t.min() > 8:
                 cache.compact(places)
                 places = np.arange(len(places))
 
