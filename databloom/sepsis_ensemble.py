@@ -407,7 +407,7 @@ def grow(
     members = [check_count("start", m, low=0, high=len(C) - 1) for m in start] or [int(first)]
     return _grow(filled, order, members, limit, rule, sound)
 
-
+# %% ../nbs/05_sepsis_ensemble.ipynb #e3c5ffcb
 def _grow(C, order, members, limit, rule, sound):
     sums, total = C[:, members].sum(axis=1), C[np.ix_(members, members)].sum()
     errors, diagonal, out = [total / len(members) ** 2], np.diag(C), np.setdiff1d(order, members, assume_unique=False)
@@ -693,7 +693,7 @@ class Pool:
             total += np.clip(self._block(stays, part), low, high) @ weights[part].astype(np.float32)
         return total
 
-
+# %% ../nbs/05_sepsis_ensemble.ipynb #d0925b84
 @dataclass(frozen=True, eq=False, repr=False)
 class ReadoutPool(Pool):
     "Personal readouts of shared random features."
@@ -854,17 +854,16 @@ def train_lstms(
     window: int = 12,  # hours of back-propagation
     rate: float = 0.02,  # of Adam
     centre: float = 0.4,  # where the output starts, a public constant
-    bucket: int = 160,  # patients trained at a time, of like length
+    bucket: int = 160,  # patients trained at a time, at most; of like length
     random_state=0,  # of the first weights
 ) -> LSTMPool:
     "An LSTM for each patient, trained many at a time; no patient's model depends on another patient."
     torch = need("torch", "sepsis")
     hidden, epochs = check_count("hidden", hidden), check_count("epochs", epochs)
-    order = np.argsort(np.diff(stays.starts), kind="stable")
     seed = int(generator(random_state).integers(2**31))
     start = _first_weights(torch, stays.x.shape[1], hidden, centre, seed)  # the same for all: public
     out = [np.empty((len(stays), *p.shape), np.float32) for p in start]
-    for patients in np.array_split(order, max(1, round(len(order) / bucket))):
+    for patients in _buckets(np.diff(stays.starts), check_count("window", window), check_count("bucket", bucket)):
         weights = [p.expand(len(patients), *p.shape).clone().requires_grad_() for p in start]
         x, y, inside = (torch.from_numpy(a) for a in _windows(stays, patients, window))
         inside = inside / inside.sum(dim=(1, 2), keepdim=True)
@@ -877,6 +876,17 @@ def train_lstms(
         for target, p in zip(out, weights):
             target[patients] = p.detach().numpy()
     return LSTMPool(tuple(out), stays.ids)
+
+
+def _buckets(lengths, window, most):
+    "Patients in groups whose longest has at most 1.3 times the windows of its shortest: little padding, few groups."
+    count = -(-lengths // window)
+    order, groups, at = np.argsort(count, kind="stable"), [], 0
+    while at < len(order):
+        end = np.searchsorted(count[order], 1.3 * count[order[at]], side="right")
+        groups.append(order[at: min(end, at + most)])
+        at += len(groups[-1])
+    return groups
 
 
 def _first_weights(torch, inputs, hidden, centre, seed):
@@ -1296,15 +1306,19 @@ def fit_logistic(
     label,  # 0/1
     score,  # shape (rows,)
 ) -> tuple:  # intercept and slope: probability = expit(intercept + slope * score)
-    "A logistic curve from score to probability, by Newton's method."
+    "A logistic curve from score to probability, by Newton's method with steps that never raise the loss."
     label, score = (np.asarray(label) > 0).astype(float), check_array("score", score)
     centre, scale = score.mean(), score.std() or 1.0
     x, beta = np.stack([np.ones(len(score)), (score - centre) / scale], axis=1), np.zeros(2)
     rate = np.clip(label.mean(), 1e-6, 1 - 1e-6)
     beta[0] = math.log(rate / (1 - rate))
-    for _ in range(30):
+    loss = lambda b: np.mean(np.logaddexp(0, x @ b) - label * (x @ b)) + 5e-7 * b @ b / len(label)
+    for _ in range(50):
         p = special.expit(x @ beta)
-        beta = beta + np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2), x.T @ (label - p) - 1e-6 * beta)
+        step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2), x.T @ (label - p) - 1e-6 * beta)
+        while loss(beta + step) > loss(beta) and np.abs(step).max() > 1e-12:  # a full step overshoots where scores are skewed
+            step = step / 2
+        beta = beta + step
     return float(beta[0] - beta[1] * centre / scale), float(beta[1] / scale)
 
 # %% ../nbs/05_sepsis_ensemble.ipynb #60ea4390
