@@ -7,9 +7,9 @@ __all__ = ['neighbours', 'mechanisms', 'public_things', 'sources', 'sensitivity'
            'pair_of', 'BudgetSpent', 'Ledger', 'Release', 'clipped_average', 'noisy', 'release',
            'largest_online_weight', 'capped_trust', 'local_average', 'screened', 'chosen_members', 'Alarms', 'latched',
            'alarm_shares', 'private_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach', 'train_student',
-           'public_ridge', 'replace_target', 'stay_errors', 'loss_scores', 'calibrated_scores',
-           'likelihood_ratio_scores', 'own_predictions', 'paper_protocol', 'selection_control', 'audit_release',
-           'attack_ensemble', 'audit_members', 'Server']
+           'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors', 'loss_scores',
+           'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol', 'selection_control',
+           'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
 
 # %% ../nbs/sepsis_privacy.ipynb #9a0d7e79
 import json
@@ -568,6 +568,17 @@ def rho_of(
 sources = ("public", "simulator", "private generator")
 
 
+def _check_source(source, epsilon, delta, ledger):
+    "Refuse rows that might depend on the teachers' patients; charge what a private generator cost."
+    if source not in sources:
+        refuse("source", source, "one of 'public', 'simulator', 'private generator': rows that depend on the teachers' patients in any other way void the guarantee")
+    if (source == "private generator") != (epsilon is not None):
+        refuse("generator_epsilon", epsilon, "given for a private generator, and for nothing else")
+    if epsilon is not None:
+        delta = check_probability("generator_delta", delta, open_high=True)
+        ledger.charge("pair", 1, None, "generator of the queries", epsilon=check_number("generator_epsilon", epsilon, low=0.0), delta=delta)
+
+
 def teach(
     pool,  # the teachers
     stays: Stays,  # rows to label
@@ -583,18 +594,12 @@ def teach(
     random_state=None,  # None: the system's entropy
 ) -> np.ndarray:  # noisy labels, shape (rows,)
     "Label rows once, for a student."
-    if source not in sources:
-        refuse("source", source, "one of 'public', 'simulator', 'private generator': rows that depend on the teachers' patients in any other way void the guarantee")
-    if (source == "private generator") != (generator_epsilon is not None):
-        refuse("generator_epsilon", generator_epsilon, "given for a private generator, and for nothing else")
+    _check_source(source, generator_epsilon, generator_delta, ledger)
     D = sensitivity(B, len(pool), neighbour)
-    if generator_epsilon is not None:
-        epsilon = check_number("generator_epsilon", generator_epsilon, low=0.0)
-        ledger.charge("pure", 1, None, "generator of the queries", epsilon=epsilon, delta=check_probability("generator_delta", generator_delta, open_high=True))
     average = pool.combine(stays, low=low, high=low + B)
     return noisy(average, D, mechanism="gaussian", noise=noise, ledger=ledger, what="labels for a student", random_state=random_state)
 
-
+# %% ../nbs/sepsis_privacy.ipynb #269d3592
 def train_student(
     stays: Stays,  # the rows that were labelled
     labels,  # from `teach`
@@ -624,6 +629,44 @@ def replace_target(stays: Stays, target) -> Stays:
     "Stays with another severity."
     from dataclasses import replace
     return replace(stays, y=np.asarray(target, np.float32))
+
+# %% ../nbs/sepsis_privacy.ipynb #f433039e
+def teach_whole(
+    pool,  # the teachers
+    stays: Stays,  # rows to label
+    *,
+    source: str,  # where the rows come from: one of `sources`
+    bound: float,  # r: root mean square of a teacher's answers around the centre, public
+    centre: float = 0.0,  # the public constant c
+    noise: float,  # standard deviation over the sensitivity, for all labels together
+    ledger: Ledger,  # charged once
+    neighbour: str = "remove",  # "replace" or "remove" one patient
+    generator_epsilon: float | None = None,  # what a private generator cost
+    generator_delta: float = 0.0,
+    random_state=None,  # None: the system's entropy
+) -> np.ndarray:  # noisy labels, shape (rows,)
+    "Label rows once, each teacher's answers clipped as one vector."
+    bound, centre = check_number("bound", bound, 0.0, open_low=True), check_number("centre", centre)
+    _check_source(source, generator_epsilon, generator_delta, ledger)
+    D = sensitivity(2 * bound * math.sqrt(len(stays.x)), len(pool), neighbour)
+    average = whole_answers(pool, stays, bound, centre)
+    ledger.charge("gaussian", 1, None, "labels for a student, as one vector", noise=check_number("noise", noise, 0.0, open_low=True))
+    return average + generator(random_state).normal(0, noise * D, len(average))
+
+
+def whole_answers(
+    pool,
+    stays: Stays,
+    bound: float,  # r
+    centre: float = 0.0,  # c
+) -> np.ndarray:  # shape (rows,): c + the average of the shrunk vectors
+    "The average of answers that are each clipped as one vector."
+    total, most = np.zeros(len(stays.x)), bound * math.sqrt(len(stays.x))
+    for part in np.array_split(np.arange(len(pool)), -(-len(pool) * len(stays.x) // 2**26)):
+        answers = np.nan_to_num(pool.predict(stays, part) - np.float32(centre), nan=0.0, posinf=0.0, neginf=0.0)
+        lengths = np.sqrt(np.sum(np.square(answers, dtype=np.float64), axis=0))
+        total += answers @ np.minimum(1.0, most / np.maximum(lengths, 1e-300))
+    return centre + total / len(pool)
 
 # %% ../nbs/sepsis_privacy.ipynb #a350c506
 def stay_errors(
@@ -727,6 +770,7 @@ def attack_ensemble(
     outside: Stays,  # stays among which are strangers of the same hospital
     *,
     references: int = 16,  # ensembles for the likelihood ratio
+    prior: ReadoutPool | None = None,  # the public readout that the models started from, if any
     released=None,  # what the attacker sees of (members, strangers), two arrays; None: the values without noise
     random_state=0,
 ) -> dict:  # name of the attack -> Membership
@@ -741,7 +785,8 @@ def attack_ensemble(
     strangers = rng.permutation(strangers)
     aside, rest = outside.take(strangers[::2]), outside.take(strangers[1::2])
     sides = [inside.take(members), rest]
-    options = {"reservoir": pool.reservoir, "ridge": ensemble.history.get("ridge", 30.0), "centre": pool.centre, "target": ensemble.target}
+    options = {"reservoir": pool.reservoir, "ridge": ensemble.history.get("ridge", 30.0), "centre": pool.centre, "target": ensemble.target,
+               "prior": prior}
     others, size, low_high = train_readouts(aside, **options), int((ensemble.weights > 0).sum()), ensemble.bounds
     scores = {"plain error (the paper's)": [], "calibrated": [], "likelihood ratio": [], "control: constant": []}
     draws = [rng.choice(len(others), size, replace=size > len(others)) for _ in range(references)]
@@ -870,3 +915,20 @@ def _one_stay(prep, rows):
 
 
 Server._value, Server._alarm = _server_value, _server_alarm
+
+# %% ../nbs/sepsis_privacy.ipynb #c30cf71d
+def accuracy_loss(
+    label,  # 0/1
+    values,  # without noise, shape (rows,)
+    scale: float,  # of Laplace noise
+    *,
+    draws: int = 10,  # of the noise
+    random_state=0,
+) -> float:  # 0: nothing lost, 1: everything
+    "The paper's loss of accuracy under Laplace noise, relative to what the exact values know."
+    from databloom.sepsis_ensemble import auroc
+
+    rng, values = generator(random_state), check_array("values", values)
+    exact = 2 * auroc(label, values) - 1
+    noisy_ones = [2 * auroc(label, values + rng.laplace(0, check_number("scale", scale, 0.0), len(values))) - 1 for _ in range(check_count("draws", draws))]
+    return float(1 - np.mean(noisy_ones) / exact)
