@@ -543,7 +543,7 @@ class RenyiFilter:
             values[t] = self.centre + row @ stays
         return values + self.rng.normal(0, self.sigma, len(values))
 
-
+# %% ../nbs/sepsis_privacy.ipynb #4eaa4801
 def epsilon_of_rho(
     rho: float,  # Renyi divergence of order alpha is at most alpha * rho
     delta: float,
