@@ -1148,11 +1148,11 @@ class Evaluation(Result):
     onset: str = "first row with a positive label"
 
     def __repr__(self):
-        measures = list(next(iter(self.values.values())))
+        measures, width = list(next(iter(self.values.values()))), max(map(len, self.values))
         lines = [f"{self.patients:,} patients, {self.septic:,} septic; {self.confidence:.0%} intervals from {self.draws} draws of patients; onset: {self.onset}",
-                 f"{'':<22}" + "".join(f"{m:>22}" for m in measures)]
+                 " " * width + "".join(f"{m:>24}" for m in measures)]
         cell = lambda v: "-" if v is None or math.isnan(v[0]) else f"{v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]"
-        lines += [f"{name:<22}" + "".join(f"{cell(row.get(m)):>22}" for m in measures) for name, row in self.values.items()]
+        lines += [f"{name:<{width}}" + "".join(f"{cell(row.get(m)):>24}" for m in measures) for name, row in self.values.items()]
         return "\n".join(lines)
 
     def to_frame(self):
