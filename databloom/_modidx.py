@@ -1924,5 +1924,7 @@ d = { 'settings': { 'branch': 'main',
                                                                                     'databloom/sepsis_privacy.py'),
                                           'databloom.sepsis_privacy.train_student': ( 'sepsis_privacy.html#train_student',
                                                                                       'databloom/sepsis_privacy.py'),
+                                          'databloom.sepsis_privacy.tune_alarms': ( 'sepsis_privacy.html#tune_alarms',
+                                                                                    'databloom/sepsis_privacy.py'),
                                           'databloom.sepsis_privacy.whole_answers': ( 'sepsis_privacy.html#whole_answers',
                                                                                       'databloom/sepsis_privacy.py')}}}
