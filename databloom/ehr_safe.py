@@ -156,10 +156,10 @@ def _bins(upper, most):
 class _Number:
     "A numeric column: its normaliser and its bins."
 
-    def __init__(self, name, kind, values=None, bins=32, min_count=5, plain=False):
+    def __init__(self, name, kind, values=None, bins=32, min_count=5, plain=False, cells=None, clip=0.0):
         self.name, self.kind = name, kind
         if values is not None:
-            self.map = StochasticNormalizer(min_count).fit(values)
+            self.map = StochasticNormalizer(min_count, cells, clip).fit(values)
             if plain:
                 self.map = _straight(values)
             self._divide(bins)
@@ -252,7 +252,7 @@ def _fit_columns(schema_columns, values, skip, settings):
             made.levels = levels
             nums.append(made)
         else:
-            nums.append(_Number(column.name, column.kind, values[column.name], settings.bins, settings.min_count, settings.normalize == "minmax"))
+            nums.append(_Number(column.name, column.kind, values[column.name], settings.bins, settings.min_count, settings.normalize == "minmax", settings.cells, settings.clip))
     return cats, nums
 
 
@@ -381,7 +381,7 @@ class _Line(nn.Module):
     def __init__(self, block, context, about, width, dropout, carried=False):
         super().__init__()
         f, b = block.fields, block.bins
-        self.tilt, self.tilt_mask = nn.Linear(about, 4 * block.nums, bias=False), nn.Linear(about, f, bias=False)
+        self.tilt, self.tilt_mask = nn.Linear(about, 2 * block.nums, bias=False), nn.Linear(about, f, bias=False)
         nn.init.zeros_(self.tilt.weight), nn.init.zeros_(self.tilt_mask.weight)
         if carried:
             self.shift, self.sharp = nn.Linear(width, block.nums), nn.Linear(width, block.nums)
@@ -413,7 +413,7 @@ class _Line(nn.Module):
         "Logits of masks and values before anything of the line is known."
         h = self.trunk(context)
         masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
-        tilt, later = self.tilt(about).unflatten(-1, (2, 2, block.nums)).unbind(-3)   # of a number never seen before, and of one that was
+        tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
         if recent is not None:
             score, recency = recent
             ever = (recency > 0).float()
@@ -421,8 +421,8 @@ class _Line(nn.Module):
             sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
             centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
             values = values - 0.5 * sharp * (block.scores - centre) ** 2
-            tilt = torch.where(recency[..., None, :] > 0, later, tilt)
-        values = values + tilt[..., 0, :, None] * block.scores + tilt[..., 1, :, None] * (block.scores**2 - 1) / 2
+            tilt = torch.where(recency > 0, later, tilt)
+        values = values + tilt[..., None] * block.scores
         if block.levels:
             logits = block.coder.decode(self.code(h))
             logits = logits if recent is None else logits + self.direct(context)
@@ -594,6 +594,8 @@ class EhrSettings:
     hidden: int = 96  # width of the networks
     bins: int = 32  # about how many bins a numeric column has
     min_count: int = 5  # entries that a cell of the normalisation must pool; 1 stores real values
+    cells: int | None = None  # at most about this many cells a column; None: no limit
+    clip: float = 0.0  # share of a column's entries at either end that are moved to the quantile there before anything is learned
     epochs: int | None = None  # passes of the encoder-decoder over the patients; None: about 1,000 steps, at least 4 and at most 40 passes
     batch: int = 64  # patients a step
     rate: float = 4e-3  # learning rate of the encoder-decoder
@@ -612,6 +614,8 @@ class EhrSettings:
             check_count(name, getattr(self, name))
         self.epochs is None or check_count("epochs", self.epochs)
         check_count("bins", self.bins, low=2), check_count("gan_steps", self.gan_steps, low=0), check_count("calibration", self.calibration, low=100)
+        self.cells is None or check_count("cells", self.cells, low=2)
+        check_number("clip", self.clip, 0.0, 0.5, open_high=True)
         for name in ("noise", "decay"):
             check_number(name, getattr(self, name), 0.0)
         check_number("rate", self.rate, 0.0, open_low=True), check_number("dropout", self.dropout, 0.0, 1.0, open_high=True)
@@ -1299,7 +1303,7 @@ def _restrictions(self: EhrSafe, conditions):
         elif name in [c.name for c in nums[2:]] and not hasattr(nums[[c.name for c in nums].index(name)], "levels"):
             j = [c.name for c in nums].index(name)
             low, high = (wanted if isinstance(wanted, (list, tuple)) and len(wanted) == 2 else (wanted, wanted))
-            low, high = check_number(f"condition on {name}", low), check_number(f"condition on {name}", high)
+            low, high = (_as_number(f"condition on {name}", v, schema.kind_of(name)) for v in (low, high))
             if low > high:
                 refuse(f"condition on {name}", wanted, "a number or a pair (low, high)")
             restrict[len(cats) + j] = self._overlap(nums[j], low, high)
@@ -1307,6 +1311,17 @@ def _restrictions(self: EhrSafe, conditions):
         else:
             refuse("conditions", name, "static columns or the outcome: " + ", ".join(schema.names("static") + ([schema.outcome] if schema.outcome_table == "temporal" else [])))
     return label, restrict, fixed
+
+
+def _as_number(name, value, kind):
+    "A bound as a number; for a date column, dates as seconds, as `Cohort.numbers` has them."
+    if kind != "datetime":
+        return check_number(name, value)
+    try:
+        stamp = pd.Timestamp(value)
+        return (stamp.tz_convert(None) if stamp.tz else stamp).timestamp()
+    except (TypeError, ValueError):
+        refuse(name, value, "a date or a pair of dates")
 
 
 def _as_label(value):
@@ -1479,7 +1494,7 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     constraints = [{"kind": type(c).__name__, **asdict(c)} for c in self.constraints]
-    about = {"format": "databloom.ehr_safe 1", "stores of the real data": _stores(self), "schema": self.schema.to_dict(), "dtypes": self.dtypes,
+    about = {"format": "databloom.ehr_safe 2", "stores of the real data": _stores(self), "schema": self.schema.to_dict(), "dtypes": self.dtypes,
              "settings": asdict(self.settings), "random_state": self.random_state, "classes": self.classes, "shares": self.shares,
              "constraints": json.loads(json.dumps(constraints).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')),
              "columns": [[c.to_dict() for c in part] for part in self.columns], "forced": [f.tolist() for f in self.forced],
@@ -1502,9 +1517,12 @@ def load_ehr_safe(
     folder = Path(folder)
     if not (folder / "model.json").is_file() or not (folder / "model.safetensors").is_file():
         refuse("folder", str(folder), "a folder with model.json and model.safetensors, as EhrSafe.save writes it")
-    about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    if about.get("format") != "databloom.ehr_safe 1":
-        refuse("format in model.json", about.get("format"), "'databloom.ehr_safe 1'")
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        refuse("model.json", f"a file that cannot be read ({error})", "JSON, as EhrSafe.save writes it")
+    if not isinstance(about, dict) or about.get("format") != "databloom.ehr_safe 2":
+        refuse("format in model.json", about.get("format") if isinstance(about, dict) else about, "'databloom.ehr_safe 2'")
     made = EhrSafe(EhrSettings(**about["settings"]), random_state=about["random_state"], device=device, progress=progress)
     made.schema, made.dtypes, made.classes, made.shares = schema_from_dict(about["schema"]), about["dtypes"], about["classes"], about["shares"]
     number = lambda c: {k: float(v) if v in ("inf", "-inf") else tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"}
@@ -1513,9 +1531,12 @@ def load_ehr_safe(
     made.columns = tuple([column(c) for c in part] for part in about["columns"])
     made.forced, made.maps, made.fitted = [np.array(f) for f in about["forced"]], [np.array(m).reshape(len(m), -1) for m in about["maps"]], about["fitted"]
     made.network, made.generator = _build(made), _Generator(made.settings.latent, len(made.classes)).to(made.device)
-    tensors = need("safetensors.torch", "ehr").load_file(str(folder / "model.safetensors"), device=made.device)
-    for name in ("network", "generator"):
-        getattr(made, name).load_state_dict({k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(name + ".")})
+    try:
+        tensors = need("safetensors.torch", "ehr").load_file(str(folder / "model.safetensors"), device=made.device)
+        for name in ("network", "generator"):
+            getattr(made, name).load_state_dict({k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(name + ".")})
+    except (need("safetensors", "ehr").SafetensorError, RuntimeError) as error:
+        refuse("model.safetensors", str(error).splitlines()[0], "the weights that belong to model.json")
     made.network.eval()
     return made
 
