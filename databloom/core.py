@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['colors', 'refuse', 'check_number', 'check_probability', 'check_count', 'check_choice', 'check_array', 'need',
            'whole_file', 'plain', 'Result', 'patch_to', 'generator', 'book_style', 'html_table', 'figure_png',
-           'html_picture', 'html_page', 'data_folder']
+           'html_picture', 'html_page', 'Quoted', 'saved_outputs', 'data_folder']
 
 # %% ../nbs/core.ipynb #694856e1
 import base64
@@ -16,6 +16,7 @@ import json
 import math
 import numbers
 import os
+import re
 import secrets
 import tempfile
 from contextlib import contextmanager
@@ -311,6 +312,37 @@ def html_page(
     title = html.escape(title)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
             f"<title>{title}</title><style>{_page_style}</style></head><body><h1>{title}</h1>\n{body}\n</body></html>\n")
+
+# %% ../nbs/core.ipynb #1e100adb
+class Quoted:
+    "What a cell of a notebook printed and drew when it was last run."
+
+    def __init__(self, outputs):
+        data = [output.get("data", {}) for output in outputs]
+        join = lambda text: text if isinstance(text, str) else "".join(text)
+        self.text = "".join(join(o.get("text") or o.get("data", {}).get("text/plain", "")) for o in outputs if "image/png" not in o.get("data", {})).strip()
+        self.pictures = [base64.b64decode(join(d["image/png"])) for d in data if "image/png" in d]
+
+    def __repr__(self):
+        return self.text or "(not run yet)"
+
+    def numbers(self, pattern: str) -> list:
+        "The groups of each match of a pattern in what was printed, numbers as floats."
+        number = lambda text: float(text.replace(",", "")) if re.fullmatch(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?", text or "") else text
+        return [tuple(map(number, found.groups())) for found in re.finditer(pattern, self.text, re.MULTILINE)]
+
+
+def saved_outputs(
+    notebook,  # a .ipynb file
+    *words: str,  # all of these stand in the source of the cell, or in what it printed
+) -> Quoted:  # its text, and its pictures as PNG
+    "The saved outputs of the first code cell with these words."
+    for cell in json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            found = Quoted(cell["outputs"])
+            if all(word in "".join(cell["source"]) or word in found.text for word in words):
+                return found
+    refuse("words", words, f"in a cell of {Path(notebook).name}")
 
 # %% ../nbs/core.ipynb #7aacfb78
 def data_folder(
