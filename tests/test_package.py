@@ -1,6 +1,7 @@
 "The package as its users get it: in step with the notebooks, light to import, whole in an environment of its own."
 import configparser
 import email
+import html
 import importlib.metadata
 import json
 import re
@@ -55,7 +56,9 @@ def test_readme_is_made_from_the_index():
 
 def test_readme_has_two_commands_and_ci_runs_the_second_word_for_word():
     first, second = commands()
-    assert first.startswith("python3 -m venv") and " ".join(["databloom epsilon", *HEADLINE]) in " ".join(first.split())
+    assert first.startswith("python3 -m venv") and "pip install -c constraints.txt '.[all]'" in first
+    assert first.split("&&")[-1].strip() == ".venv/bin/databloom tour"
+    assert " ".join(["databloom epsilon", *HEADLINE]) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert second.startswith("python3 -m venv") and "nbdev_test" in second
     assert second.split("&&")[-1].strip() == "pytest tests"
     assert call("bash", ".ci/run", "--print") == second
@@ -166,3 +169,16 @@ def test_the_wheel_alone_refuses_in_one_line(elsewhere, tmp_path):
     for words in (["epsilon", "--noise-multiplier", "nan", "--steps", "1", "--delta", "1e-5"], ["no-such-command"]):
         done = subprocess.run([elsewhere / "databloom", *words], capture_output=True, text=True, cwd=tmp_path, env=ALONE)
         assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_the_core_alone_takes_the_tour_as_far_as_it_goes(elsewhere, tmp_path):
+    done = subprocess.run([elsewhere / "databloom", "tour", "--quick", "--out", tmp_path / "tour.html"], capture_output=True, text=True, cwd=tmp_path, env=ALONE)
+    told = json.loads((tmp_path / "tour.json").read_text(encoding="utf-8"))
+    assert (done.returncode, told["failed"]) == (1, ["calm", "ehr", "sepsis"])
+    account = told["stops"]["accounting"]
+    assert account["error"] is None and account["numbers"]["run"]["lower"] <= 2.2840592 <= account["numbers"]["run"]["upper"]
+    assert any("databloom[plot]" in note for note in account["notes"])
+    page = (tmp_path / "tour.html").read_text(encoding="utf-8")
+    for name in told["failed"]:
+        assert "pip install 'databloom[" in told["stops"][name]["error"]
+        assert html.escape(told["stops"][name]["error"]) in page
