@@ -14,7 +14,9 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from conftest import ALONE, BESIDE, ROOT, call, copy_of_the_project
 
@@ -114,6 +116,24 @@ def test_the_command_line_starts_at_once():
 
 
 # What is handed out
+
+def test_an_index_would_take_the_metadata_of_both(packages):
+    source, wheel = packages
+    with tarfile.open(source) as archive:
+        heads = [archive.extractfile(name).read() for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name)]
+    with zipfile.ZipFile(wheel) as archive:
+        heads += [archive.read(name) for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    assert len(heads) == 2
+    for said in map(email.message_from_bytes, heads):
+        assert re.fullmatch(r"2\.[1-5]", said["Metadata-Version"]) and said["Name"] == "databloom"
+        assert str(Version(said["Version"])) == said["Version"] and Version("3.11") in SpecifierSet(said["Requires-Python"])
+        assert 0 < len(said["Summary"]) <= 512 and "\n" not in said["Summary"]
+        assert "@" in said["Author-email"] and all(re.fullmatch(r"https://\S+", url.split(", ")[-1]) for url in said.get_all("Home-page", []) + said.get_all("Project-URL", []))
+        assert all(re.fullmatch(r"[a-z]+", extra) for extra in said.get_all("Provides-Extra"))
+        assert all(Requirement(need).url is None for need in said.get_all("Requires-Dist"))  # an index refuses direct references
+        assert not any(kind.startswith("License ::") for kind in said.get_all("Classifier"))  # the licence is said once
+        assert said.get_payload(decode=True).decode().startswith("<!-- Made from")
+
 
 def test_wheel_and_source_hold_what_they_must(packages):
     source, wheel = packages
