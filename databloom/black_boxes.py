@@ -67,7 +67,7 @@ class RenyiBox:
     def key(self):
         return id(self)
 
-
+# %% ../nbs/black_boxes.ipynb #31b147d9
 class ZeroConcentratedDP(RenyiBox):
     "Any mechanism with rho-zero-concentrated differential privacy (Bun and Steinke 2016)."
 
@@ -86,7 +86,7 @@ class ZeroConcentratedDP(RenyiBox):
     def key(self):
         return type(self), self.rho
 
-
+# %% ../nbs/black_boxes.ipynb #56ea0da5
 class RenyiDP(RenyiBox):
     "Any mechanism with the given Rényi divergences at the given orders (Mironov 2017)."
 
@@ -161,7 +161,7 @@ def _tight_conversion(order, divergence, delta, start):
         low, high = (low, middle) if _least_moment(order, delta, middle) > log_moment else (middle, high)
     return high
 
-
+# %% ../nbs/black_boxes.ipynb #7b623817
 def renyi_epsilon(
     curve,  # a function: Rényi divergence at an array of orders above 1, infinite where nothing is known
     delta: float,  # slack probability, above 0
@@ -192,7 +192,7 @@ def renyi_epsilon(
 # %% ../nbs/black_boxes.ipynb #e1e50126
 _rules = [np.polynomial.legendre.leggauss(k) for k in (6, 10)]
 
-
+# %% ../nbs/black_boxes.ipynb #b0196c79
 class DensityPair(_Outputs):
     "Two laws given by their densities on an interval, the loss rising along it."
 

@@ -8,6 +8,7 @@ __all__ = ['connect_the_dots', 'merge_the_dots', 'privacy_buckets', 'connect_the
 
 # %% ../nbs/01_connect_the_dots.ipynb #7a4559e9
 import math
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -710,7 +711,7 @@ class EpsilonBounds(Result):
         asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}"
         if self.lower is None:
             lines.append("  no lower bound: it is not known that neighbours of this mechanism come so close to it")
-            lines.append(f"  computed to the relative accuracy {asked}")
+            lines.append(f"  method {self.method}" if self.step is None else f"  computed to the relative accuracy {asked}")
         else:
             width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
             lines.append(f"  relative width {width:.1e} {asked}")
@@ -736,7 +737,7 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
                 d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
-            aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
+            aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 and len(parts) <= 8 else 0.0) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
             plan = _plan(d, aim, ("direct",) if d.failures and "direct" in methods else methods)
             if plan is None:
                 continue
@@ -857,6 +858,63 @@ def _with_curves(pairs, boxes, delta, tolerance):
     return min(found)
 
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b07
+def _sketched(pair, rare, points=48):
+    "The pair with fewer landmarks, for estimates about very many parts: close ones only where there is probability."
+    marks, pair = pair.landmarks(), copy(pair)
+    cells = pair.cells(marks)
+    some = np.flatnonzero(np.maximum(cells.base, cells.base + cells.excess) > 1e-6 * rare)
+    first, last = (some[0], some[-1] + 1) if len(some) else (0, len(marks) - 1)
+    chosen = np.concatenate([[0, len(marks) - 1], np.linspace(0, first, 4), np.linspace(first, last, points), np.linspace(last, len(marks) - 1, 8)])
+    marks = marks[np.unique(np.rint(chosen).astype(int))]
+    pair.landmarks = lambda: marks
+    return pair
+
+
+def _near_the_top(parts, delta, both):
+    "Lower and upper bound from the event that every loss is the largest there is; None if there is no largest."
+    found = []
+    for swapped in both:
+        upper, lower, log_mass = 0.0, 0.0, 0.0
+        for pair, n in parts:
+            loss = -(pair.low + pair.shift) if swapped else pair.high + pair.shift
+            if not loss < math.inf:
+                return None
+            off = 2 * pair.blur + 8 * ulp * (abs(pair.low if swapped else pair.high) + abs(pair.shift))
+            cells = pair.cells(np.array([-math.inf, pair.low + off] if swapped else [pair.high - off, math.inf]))
+            mass = float(cells.base[0] * math.exp(-pair.shift) if swapped else cells.base[0] + cells.excess[0]) * (1 - 2 * float(cells.relative[0]))
+            upper, lower = upper + n * (loss + off), lower + n * (loss - off)
+            log_mass += n * math.log(mass) if mass > 0 else -math.inf
+        share = math.exp(min(math.log(delta) - log_mass, 0.0)) * (1 + 1e-12 * sum(n for _, n in parts))
+        found.append((lower * (1 - 4 * ulp * len(parts)) + math.log1p(-share) if share < 1 else 0.0, upper * (1 + 4 * ulp * len(parts))))
+    return max(0.0, *(f[0] for f in found)), max(f[1] for f in found)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b08
+def _grid_bounds(parts, delta, tolerance, method):
+    reduced = _merge_gaussians(parts) if method == "auto" else parts
+    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
+    if delta == 0:
+        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
+        off = math.fsum(n * pair.blur for pair, n in reduced)
+        bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
+        return *bounds, "largest loss", {}, ()
+    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
+        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
+        off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much
+        lower, upper = max(b[0] for b in bounds), max(b[1] for b in bounds)
+        return max(0.0, lower - off), upper + off if upper > 0 else 0.0, "exact", {}, ()
+    top = _near_the_top(reduced, delta, both)
+    if top is not None and top[1] - top[0] <= min(tolerance, 1e-6) * top[1]:
+        return *top, "largest loss", {}, ()
+    if len(reduced) > 8:
+        reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
+    directions = [_Direction(reduced, delta, swapped) for swapped in both]
+    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
+    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
+    return max(d.lower for d in directions), decisive.upper, decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05
 def _bounds(parts, delta, tolerance, method):
     "Lower and upper bound for the pairs, method, what was done, laws. The lower bound is None for curves."
@@ -873,28 +931,11 @@ def _bounds(parts, delta, tolerance, method):
             return 0.0, 0.0 if low >= 0 else math.inf, "largest loss", {}, ()
         if low < 0:
             return _bounds(rest, min(max(high, 0.0), 0.9), tolerance, method)[0], math.inf, "largest loss", {}, ()
-        (lower, *_), (_, *found) = (_bounds(rest, min(d, 1 - 1e-15), tolerance, method) for d in (high, low))
-        return lower, *found
+        (lower, *_), (_, *found, _) = (_bounds(rest, min(d, 1 - 1e-15), tolerance, method) for d in (high, low))
+        return lower, *found, ()  # the laws tell of the smaller delta
     if method == "auto" and len(parts) == 1 and isinstance(parts[0][0], ExponentialMechanism) and not parts[0][0].adaptive and 1 < parts[0][1] <= 1000 and delta > 0:
         return *_fixed_selections(*parts[0], delta), "fixed selections", {}, ()
     return _grid_bounds(parts, delta, tolerance, method)
-
-
-def _grid_bounds(parts, delta, tolerance, method):
-    reduced = _merge_gaussians(parts) if method == "auto" else parts
-    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
-    if delta == 0:
-        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
-        off = math.fsum(n * pair.blur for pair, n in reduced)
-        bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
-        return *bounds, "largest loss", {}, ()
-    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
-        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
-        return max(b[0] for b in bounds), max(b[1] for b in bounds), "exact", {}, ()
-    directions = [_Direction(reduced, delta, swapped) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
-    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
-    return max(d.lower for d in directions), decisive.upper, decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
 
 
 # %% ../nbs/01_connect_the_dots.ipynb #cf67688b
@@ -917,7 +958,7 @@ def epsilon_bounds(
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
     lower, upper, how, info, laws = _bounds(parts, delta, tolerance, method)
-    met = upper - lower <= tolerance * upper if lower is not None and upper < math.inf else lower == upper
+    met = upper < math.inf if lower is None else upper - lower <= tolerance * upper if upper < math.inf else lower == upper
     reached = how == "fixed selections" or lower is not None and (all(p.tight for p, _ in parts) or total == 1 and parts[0][0].tight_once)
     return EpsilonBounds(max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
                          bool(met), how, info.get("step"), info.get("cells"), assumptions, laws)

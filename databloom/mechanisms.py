@@ -26,7 +26,7 @@ class Cells:
     doubt: np.ndarray  # the size of number whose relative error enters `excess`
     relative: np.ndarray  # bound on the relative error of `base` and of `doubt`
 
-
+# %% ../nbs/mechanisms.ipynb #15f28d8e
 class Pair:
     "Two laws of an output, worst case for some adjacency, told by their privacy loss."
 
@@ -204,7 +204,7 @@ def _lattice(losses, tries=12, cells=10_000):
             return float(gaps.sum()) / round(float(gaps.sum()) / step)
     return None
 
-
+# %% ../nbs/mechanisms.ipynb #368b3c32
 class DiscretePair(Pair):
     "Two laws on the same finite set."
 
@@ -266,7 +266,7 @@ class DiscretePair(Pair):
         apart = 1e-9 * max(1.0, abs(self.losses[-1]))
         return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
 
-
+# %% ../nbs/mechanisms.ipynb #abdb199d
 class RandomizedResponse(DiscretePair):
     "k-ary randomised response: the true answer with the given probability, else one of the others at random (Warner 1965)."
 

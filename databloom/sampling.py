@@ -20,7 +20,7 @@ def _binomial(k, q):
     weights = np.array([float(math.comb(k, i)) * q**i * (1 - q) ** (k - i) for i in range(k + 1)])
     return weights
 
-
+# %% ../nbs/sampling.ipynb #25856e14
 class _Shifts:
     "The log of a weighted sum of likelihood ratios of moved Gaussians, and its inverse."
 
@@ -51,7 +51,7 @@ class _Shifts:
                 break
         return x
 
-
+# %% ../nbs/sampling.ipynb #e306bd08
 class MixtureOfGaussians(Pair):
     "Gaussian noise on a query that the record moves by a random amount: `sum of w_i N(s_i, sigma^2)` against `N(0, sigma^2)`."
 
@@ -155,7 +155,7 @@ class _Outputs(Pair):
         points = np.unique(value[:: max(1, len(x) // 500)])
         return points
 
-
+# %% ../nbs/sampling.ipynb #a766f6be
 class ReplaceOne(_Outputs):
     "Poisson-subsampled Gaussian noise, one record (or the k records of one user) replaced: a mixture against its mirror image."
 
@@ -397,7 +397,7 @@ def _unsampled(mechanism, adjacency, k):
         refuse("group_size", k, f"1 for {mechanism!r}: a group's guarantee must be stated in the mechanism itself")
     return mechanism  # its own guarantee says who the neighbours are
 
-
+# %% ../nbs/sampling.ipynb #606784f0
 def _poisson(mechanism, q, adjacency, k):
     any_of_k = -math.expm1(k * math.log1p(-q))
     if _moved(mechanism, 1) is None:

@@ -100,7 +100,7 @@ class _Pure(_Atoms):
         self._hold(np.array([-e, e]), np.array([down, up]), np.array([up, down]), ulp * (8 + 2 * e))
         self.lattice = 2 * e
 
-
+# %% ../nbs/selection.ipynb #531e917d
 class ReportNoisyMax(Pair):
     "The index of the largest score after noise of scale `2 sensitivity / epsilon` on each."
 
@@ -132,7 +132,7 @@ class ReportNoisyMax(Pair):
     def landmarks(self):
         return self.pair.landmarks()
 
-
+# %% ../nbs/selection.ipynb #8540b43f
 class PermuteAndFlip(ReportNoisyMax):
     "Permute-and-flip (McKenna and Sheldon 2020), the same law as report noisy max with exponential noise (Ding et al. 2021)."
 
@@ -144,7 +144,7 @@ class PermuteAndFlip(ReportNoisyMax):
     ):
         super().__init__(epsilon, "exponential", monotone=monotone)
 
-
+# %% ../nbs/selection.ipynb #ef76b6ec
 class AboveThreshold(_Pure):
     "The first of a stream of queries that is above a noisy threshold (Dwork and Roth 2014, algorithm 1)."
 
