@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from .black_boxes import RenyiBox
+from .black_boxes import ApproximateDP, PureDP, RenyiBox
 from databloom.connect_the_dots import (
     _at_delta_zero, _check_parts, _chernoff_epsilon, _direct, _Direction, _exact, _merge_gaussians, _methods, _neighbours, _Part, _plan, _sgd_assumptions, _sgd_pair, _staged, epsilon_bounds,
 )
@@ -123,12 +124,13 @@ class PrivacyProfile:
         self.mechanism = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
         self.steps, self.adjacency = sum(n for _, n in parts), adjacency
         self.assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-        # Renyi curves have no pair, and what has infinite losses for certain is better left to chapter 01
-        self.boxes = any(isinstance(pair, RenyiBox) for pair, _ in parts)
-        self.inverse = self.boxes or any(pair.certain(swapped) > 0 for pair, _ in parts for swapped in (False, True))
+        self.boxes = any(isinstance(pair, RenyiBox) for pair, _ in parts)  # Renyi curves have no pair
         self.tight = not self.boxes and (all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once)
-        self.parts = parts if self.boxes else _merge_gaussians(parts)
-        self.sides = [_Side(self.parts, swapped) for swapped in (() if self.boxes else (False,) if all(p.symmetric for p, _ in self.parts) else (False, True))]
+        # the slack of (epsilon, delta)-boxes: all is lost with this probability, else they are pure
+        self.slack = -math.expm1(math.fsum(n * math.log1p(-pair.slack) for pair, n in parts if type(pair) is ApproximateDP))
+        rest = [(PureDP(pair.epsilon), n) if type(pair) is ApproximateDP else (pair, n) for pair, n in parts if type(pair) is not ApproximateDP or pair.epsilon > 0]
+        self.parts = rest if self.boxes else _merge_gaussians(rest)
+        self.sides = [_Side(self.parts, swapped) for swapped in (() if self.boxes or not rest else (False,) if all(p.symmetric for p, _ in self.parts) else (False, True))]
 
     def __repr__(self):
         return f"PrivacyProfile({self.mechanism}, {self.steps:,} steps, {sum(len(side.laws) for side in self.sides)} laws composed)"
@@ -181,30 +183,35 @@ class DeltaBounds(Result):
 
 
 def _by_inversion(profile, epsilon):
-    "Bounds on delta from chapter 01's on epsilon: the delta whose upper bound is at most `epsilon`, and the one whose lower bound is not."
-    bounds = lambda log_delta: epsilon_bounds(profile.named, delta=math.exp(log_delta), tolerance=max(1e-6, 0.1 * profile.tolerance))
-    low, high = -200.0, -1e-12
-    if bounds(low).upper <= epsilon:
-        return 0.0, math.exp(low)
-    while high - low > 0.3 * profile.tolerance:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if bounds(middle).upper <= epsilon else (middle, high)
-    upper, step, least = math.exp(high), 0.3 * profile.tolerance, high
-    while profile.tight and least > -200:  # the lower bound of chapter 01 falls with delta
-        least -= step
-        if bounds(least).lower > epsilon:
-            return math.exp(least), upper
-        step *= 2
-    return 0.0, upper
+    "An upper bound on delta from chapter 01's on epsilon, for Renyi curves."
+    above = lambda log_delta: min(epsilon_bounds(profile.named, delta=math.exp(log_delta), tolerance=1e-4).upper, 1e3) - epsilon
+    low, high = -600.0, -1e-9
+    if above(low) <= 0 or above(high) > 0:
+        return math.exp(low) if above(low) <= 0 else 1.0
+    root, step = brentq(above, low, high, xtol=0.2 * profile.tolerance), 0.2 * profile.tolerance
+    while above(root) > 0:
+        root, step = min(root + step, high), 2 * step
+    return math.exp(root)
+
+
+def _with_slack(profile, low, high):
+    "Bounds on delta with what the boxes lose for certain."
+    if profile.slack == 0:
+        return low, high
+    slack, off = profile.slack, 4 * ulp
+    return np.maximum(slack * (1 - off) + (1 - slack) * low * (1 - off), 0.0), np.minimum((slack + (1 - slack) * high) * (1 + off), 1.0)
 
 
 def _profile_delta(profile, epsilon):
     "Certified bounds on delta at `epsilon`, over both directions: a `DeltaBounds`."
     epsilon = check_number("epsilon", epsilon, low=0.0)
-    low, high = _by_inversion(profile, epsilon) if profile.inverse else (0.0, 0.0)
-    for side in profile.sides if not profile.inverse else ():
+    low, high = 0.0, _by_inversion(profile, epsilon) if profile.boxes else 0.0
+    for side in profile.sides:
         one = _delta_of_side(side, epsilon, profile.tolerance, low)
         low, high = max(low, one[0]), max(high, one[1])
+    if not profile.boxes:
+        low, high = _with_slack(profile, low, high)
+    high = min(high, 1.0)
     met = not profile.tight or high - low <= profile.tolerance * high
     return DeltaBounds(low if profile.tight else None, high, epsilon, profile.steps, profile.mechanism, profile.adjacency,
                        profile.tolerance, bool(met), profile.assumptions)
@@ -287,10 +294,10 @@ def _profile_epsilon(profile, delta):
     "Certified lower and upper bound on epsilon at one delta: two numbers, the first None where the pair is not reached."
     delta = check_probability("delta", delta, open_high=True)
     low, high = 0.0, 0.0
-    if profile.inverse:
+    if profile.boxes or profile.slack:
         bounds = epsilon_bounds(profile.named, delta=delta, tolerance=profile.tolerance)
         return bounds.lower, bounds.upper
-    if profile.sides[0].far > 1e-16 * delta:
+    if not profile.sides or profile.sides[0].far > 1e-16 * delta:
         return (0.0 if profile.tight else None), math.inf
     for side in profile.sides:
         if delta == 0:
@@ -426,10 +433,12 @@ def _attacks(profile, smallest_fpr, count=1500):
     "The two attacks: the null hypothesis that the record is out, and that it is in."
     curves = []
     if profile.boxes:
-        refuse("mechanism", profile.mechanism, "pairs only: a Renyi curve says nothing about single attacks")
+        refuse("mechanism", profile.mechanism, "made of pairs: a Renyi curve says nothing about single attacks")
+    if not profile.sides:
+        refuse("mechanism", profile.mechanism, "one with epsilon above 0")
     for side in profile.sides:
         epsilon = _spaced(_reach(side, smallest_fpr), count)
-        low, high = _known(side, epsilon, profile.tolerance, smallest_fpr)
+        low, high = _with_slack(profile, *_known(side, epsilon, profile.tolerance, smallest_fpr))
         curves.append((epsilon, low if profile.tight else np.zeros(count), high))
     forth, back = curves[0], curves[-1]
     return _Attack(forth, back), _Attack(back, forth)

@@ -114,6 +114,8 @@ def check_array(
 ) -> np.ndarray:  # the entries as float64
     "A finite float array, or a `ValueError` that names the first bad entry."
     try:
+        if np.asarray(value).dtype.kind in "cSU":  # numpy would drop imaginary parts and read digits in words
+            refuse(name, value, "an array of numbers")
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         refuse(name, value, "an array of numbers")
