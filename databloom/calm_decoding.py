@@ -475,12 +475,13 @@ def lone_layer(
 def next_layer(
     waiting: np.ndarray,  # how many rows wait for layer 0, 1, ...
     last: int,  # the layer that was run before
+    low: int = 2,  # how many of the lowest layers rows go round in
 ) -> int:  # the layer to run
-    "Go round at the first layer until seven rows in ten wait above it; then climb."
-    if 0 < last < len(waiting) - 1 and waiting[last + 1]:
+    "Go round in the lowest layers until half of the rows wait above them; then climb."
+    if low <= last < len(waiting) - 1 and waiting[last + 1]:
         return last + 1
-    above = waiting[1:].sum()
-    return 1 + int(waiting[1:].argmax()) if above and above >= 0.7 * waiting.sum() else 0
+    above = waiting[low:].sum()
+    return low + int(waiting[low:].argmax()) if above and 2 * above >= waiting.sum() else int(waiting[:low].argmax())
 
 # %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
@@ -663,7 +664,7 @@ def _lone_oracle(engine, cache, plan, x, t):
     x, _, layers = _oracle_choice(engine, states)
     return x, int(layers[0]), math.nan
 
-
+# %% ../nbs/calm_decoding.ipynb #76cd8bd3
 def _lone_run(engine, cache, plan, memory):
     "Yield (row, token, layer, confidence, logits) of each step, in a list."
     cache.begin(memory)
@@ -692,9 +693,10 @@ def _crowd_run(engine, cache, plan):
     names = places = np.arange(cache.rows)
     t, level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
     thresholds, state, history, l = np.asarray(plan.thresholds), State(engine, cache.rows), [], 0
+    low = max(1, min(max(2, plan.first), plan.layers - 1))  # no row turns back below the first layer that may be left
     x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
     while len(names):
-        l = next_layer(np.bincount(level, minlength=plan.layers), l)
+        l = next_layer(np.bincount(level, minlength=plan.layers), l, low)
         who, layer = np.flatnonzero(level == l), l + 1
         here, everyone, at = cache.index(who), len(who) == len(names), t[who]
         before = x if everyone else x.index_select(0, here)
@@ -730,7 +732,7 @@ def _crowd_run(engine, cache, plan):
         over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
         if over.any():
             names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x.index_select(0, cache.index(np.flatnonzero(~over)))
-            if 0 < 2 * len(places) <= cache.rows:
+            if 0 < 2 * len(places) <= cache.rows and plan.steps - t.min() > 8:
                 cache.compact(places)
                 places = np.arange(len(places))
 
@@ -785,7 +787,7 @@ class Generated(Result):
             ax.set(xlabel="exit layer", ylabel="share of tokens", title=f"{self.rule}: {self.mean_layers:.2f} layers a token")
         return ax
 
-
+# %% ../nbs/calm_decoding.ipynb #ff148063
 @dataclass(frozen=True)
 class Token(Result):
     "A token as it comes out of `Decoder.stream`."

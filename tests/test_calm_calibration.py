@@ -339,6 +339,7 @@ def trained(tmp_path_factory, system):
     (["calibrate", "FOLDER"], "calibration.jsonl"),
     (["report", "FOLDER", "--output", "page.pdf"], "output must be"),
     (["report", "FOLDER", "--output", "page.md", "--thresholds", "high"], "thresholds must be"),
+    (["generate", "FOLDER", "coal", "--full", "--device", "nowhere"], "device must be"),
     (["generate", "OTHER", "coal", "--full"], "architecture"),
     (["generate", "OVERFLOWN", "coal", "--full"], "logits must be finite"),
     (["generate", "NOWHERE", "coal", "--full"], "folder"),

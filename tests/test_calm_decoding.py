@@ -406,7 +406,7 @@ def test_a_row_waits_its_turn_and_is_not_forgotten(decoder, prompts, rule):
 
     wanted, chosen = decoder.generate(prompts[:30], exit=rule, max_new_tokens=10), module.next_layer
     try:
-        for order in (lambda waiting, last: int(waiting.argmax()), lambda waiting, last: int(np.flatnonzero(waiting)[-1]), lambda waiting, last: int(np.flatnonzero(waiting)[0])):
+        for order in (lambda waiting, *_: int(waiting.argmax()), lambda waiting, *_: int(np.flatnonzero(waiting)[-1]), lambda waiting, *_: int(np.flatnonzero(waiting)[0])):
             module.next_layer = order
             found = decoder.generate(prompts[:30], exit=rule, max_new_tokens=10)
             assert (found.tokens, found.layers) == (wanted.tokens, wanted.layers)
