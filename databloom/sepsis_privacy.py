@@ -6,10 +6,10 @@
 __all__ = ['neighbours', 'mechanisms', 'public_things', 'sources', 'sensitivity', 'discrete_laplace', 'discrete_gaussian',
            'pair_of', 'BudgetSpent', 'Ledger', 'Release', 'clipped_average', 'noisy', 'release',
            'largest_online_weight', 'capped_trust', 'local_average', 'screened', 'chosen_members', 'Alarms', 'latched',
-           'alarm_shares', 'private_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach', 'train_student',
-           'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors', 'loss_scores',
-           'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol', 'selection_control',
-           'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
+           'alarm_shares', 'private_alarms', 'tune_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach',
+           'train_student', 'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors',
+           'loss_scores', 'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol',
+           'selection_control', 'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
 
 # %% ../nbs/sepsis_privacy.ipynb #9a0d7e79
 import json
@@ -29,7 +29,7 @@ from databloom.core import (
 )
 from .mechanisms import DiscretePair, Gaussian, Laplace
 from .privacy_attacks import membership, one_run_audit
-from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts
+from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts, utility_score
 
 # %% ../nbs/sepsis_privacy.ipynb #11181bd0
 neighbours = ("replace", "remove")
@@ -501,6 +501,29 @@ def private_alarms(
     height = threshold + np.repeat(_laplace(rng, units / once, stays), np.diff(starts))
     on, first = latched(values + _laplace(rng, 2 * units / each, len(values)) >= height, starts)
     return Alarms(on, first, epsilon, ledger.epsilon(), ledger.delta, ledger.assumptions)
+
+# %% ../nbs/sepsis_privacy.ipynb #d783f5de
+def tune_alarms(
+    stays: Stays,  # public stays with labels
+    values,  # averages at their rows
+    *,
+    D: float,  # how far one patient moves a value
+    epsilon: float | None = None,  # per stay; None: no noise
+    candidates: int = 60,  # quantiles of the values to try, from the upper fifth
+    draws: int = 4,  # of the noise
+    random_state=0,
+) -> float:
+    "The threshold whose latched alarms have the best utility on these stays, under the noise they will have."
+    def worth(bar, seed):
+        if epsilon is None:
+            return utility_score(stays, latched(values >= bar, stays.starts)[0])
+        made = private_alarms(values, stays.starts, threshold=bar, D=D, epsilon=epsilon, ledger=Ledger(), discrete=False, random_state=seed)
+        return utility_score(stays, made.alarms)
+
+    values, first = check_array("values", values), int(generator(random_state).integers(2**31))
+    bars = np.quantile(values, np.linspace(0.8, 0.999, check_count("candidates", candidates)))
+    seeds = range(first, first + (1 if epsilon is None else check_count("draws", draws)))
+    return float(max(bars, key=lambda bar: sum(worth(bar, seed) for seed in seeds)))
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
 class RenyiFilter:
