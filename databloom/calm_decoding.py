@@ -508,7 +508,8 @@ class CrowdCache:
         "What attention adds for the distances of tokens at t: (rows or 1, heads, 1, longest + 1)."
         low, high = int(t.min()), int(t.max())
         if low == high:
-            return self.distances[None, :, None, self.steps - 1 - high : self.steps]
+            window = self.distances[None, :, None, self.steps - 1 - high : self.steps]
+            return window if self.engine.quick else window.clone()  # fused attention on a GPU wants aligned memory
         return self.windows[:, :, : high + 1].index_select(0, self.index(self.steps - 1 - t))[:, :, None]
 
     def cross_of(self, l):

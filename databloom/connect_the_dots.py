@@ -74,7 +74,7 @@ def _first_cell(pair, step):
     points = np.linspace(0.0, step, 65)
     cells = pair.cells(np.append(pair.low, pair.low + points + step / 2))
     base, excess = np.cumsum(cells.base), np.cumsum(cells.excess)
-    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(pair.low + points)))
+    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(np.minimum(pair.low + points, 700.0))))
     if len(fits) == 0:
         return None
     return math.log1p(excess[fits[0]] / base[fits[0]]), pair.low + points[fits[0]] + step / 2

@@ -568,7 +568,7 @@ def contract(
 
 def _borrow(mass, drift, slack, step):
     "Equation (4), with every mass lowered by what rounding may have added to it, then kinks cut off."
-    rise = np.maximum(drift, 0.0) / math.expm1(step)
+    rise = np.maximum(drift, 0.0) / math.expm1(min(step, 700.0))
     fall = np.maximum(-drift, 0.0) / -math.expm1(-step)
     slack = slack / -math.expm1(-step)
     masses = mass + rise + fall - slack
