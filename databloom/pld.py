@@ -249,6 +249,22 @@ def _fold(weights, size):
     return np.pad(weights, (0, -len(weights) % size)).reshape(-1, size).sum(0)
 
 
+def _spectrum(weights, size, depth):
+    "Transform of weights on a circle, a bound on its error, and the cell that was turned to the front: the heaviest, if it holds most."
+    folded = _fold(weights, size)
+    folding = len(weights) / size * ulp * folded.sum()
+    heaviest = int(np.argmax(folded))
+    if 2 * folded[heaviest] < folded.sum():
+        return fft.rfft(folded, size), 6 * ulp * depth * folded.sum() + folding, 0
+    turned = np.zeros(size)
+    turned[:len(folded) - heaviest] = folded[heaviest:]
+    turned[size - heaviest:] = folded[:heaviest]
+    turned[0] = 0.0
+    rest = fft.rfft(turned)
+    spectrum = rest + folded[heaviest]
+    return spectrum, 6 * ulp * depth * turned.sum() + 2 * ulp * np.abs(spectrum) + folding, heaviest
+
+
 def _power(spectrum, n):
     "`spectrum ** n` by repeated squaring."
     result, base = None, spectrum
@@ -267,10 +283,10 @@ def circular_power(
 ):  # the circular convolution, shape (size,), a bound on the error of each entry, and one on the root of their sum of squares
     "Convolution of all factors on a circle, with certified bounds on its round-off."
     depth = math.log2(size)
-    product, log_bound, relative, total = None, 0.0, 0.0, 0
+    product, log_bound, relative, total, shift = None, 0.0, 0.0, 0, 0
     for weights, n in factors:
-        spectrum = fft.rfft(_fold(weights, size), size)
-        error = 6 * ulp * depth * weights.sum() + len(weights) / size * ulp
+        spectrum, error, start = _spectrum(weights, size, depth)
+        shift += n * start
         modulus = np.abs(spectrum) + error
         log_bound = log_bound + n * np.log(modulus)
         relative = relative + n * error / modulus
@@ -281,7 +297,8 @@ def circular_power(
     before = bound * (relative + 2.5 * ulp * total)
     each = 2 * (before.sum() + 6 * ulp * depth * bound.sum()) / size
     together = math.sqrt(2 * (before @ before) / size) + 6 * ulp * depth * math.sqrt(2 * (bound @ bound) / size)
-    return fft.irfft(product, size), each * (1 + 1e-9) + 1e-300, together * (1 + 1e-9) + 1e-300
+    result = fft.irfft(product, size)
+    return np.roll(result, shift % size) if shift else result, each * (1 + 1e-9) + 1e-300, together * (1 + 1e-9) + 1e-300
 
 # %% ../nbs/00_pld.ipynb #9e7b52dd
 class Cumulants:
@@ -305,7 +322,7 @@ class Cumulants:
 
     def edge(self, tilt, log_tail, sign, scale):
         "Where (above for sign 1, below for -1) the tilted sum ends up to `exp(log_tail)`, and the Chernoff parameter that says so."
-        theta = np.exp(np.linspace(math.log(1e-3 / scale), math.log(1e3 / scale), 60))
+        theta = np.exp(np.linspace(math.log(1e-3 / scale), math.log(1e3 / scale), 40))
         k = self.moments(np.concatenate([[tilt], tilt + sign * theta]))[0]
         distance = (k[1:] - k[0] - log_tail) / theta
         best = int(np.argmin(distance))
@@ -544,10 +561,11 @@ def contract(
     moved = {}  # how much went through each point: its rounding comes off in the end
     stack = [int(i) for i in np.flatnonzero(masses < 0)[::-1]]
     budget = 4000 if len(stack) < 4000 else 0  # so many kinks are noise: give up the end where they are
+    peak = int(np.argmax(masses))
     while stack:
         i, budget = stack.pop(), budget - 1
         if budget < 0:
-            return None, (1 if 2 * i > last else -1)
+            return None, (1 if i > peak else -1)
         if masses[i] >= 0:
             continue
         low, high = left.get(i, i - 1), right.get(i, i + 1)
@@ -571,9 +589,9 @@ def _borrow(mass, drift, slack, step):
     rise = np.maximum(drift, 0.0) / math.expm1(min(step, 700.0))
     fall = np.maximum(-drift, 0.0) / -math.expm1(-step)
     slack = slack / -math.expm1(-step)
-    masses = mass + rise + fall - slack
-    masses[:-1] -= rise[1:] + slack[1:]
-    masses[1:] -= fall[:-1] + slack[:-1]
+    masses = (mass + rise + fall) * (1 - 8 * ulp) - slack
+    masses[:-1] -= rise[1:] * (1 + 8 * ulp) + slack[1:]
+    masses[1:] -= fall[:-1] * (1 + 8 * ulp) + slack[:-1]
     return contract(masses, step)
 
 # %% ../nbs/00_pld.ipynb #e558d249

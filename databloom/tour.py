@@ -206,18 +206,18 @@ def _ehr(say, data, quick, seed):
 
 
 def _ward(say, data, quick, seed):
-    "Patients to learn, patients to compare with, patients to test models on (None: the second), epochs."
+    "Patients to learn, patients to compare with, patients to test models on (None: the second), epochs (None: the model chooses)."
     if data is None:
         from databloom.icu_simulator import simulate_icu
 
         say(0.02, "simulating a ward")
-        training, holdout = simulate_icu(400 if quick else 4000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
-        return training, holdout, None, 6 if quick else 20
+        training, holdout = simulate_icu(400 if quick else 3000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
+        return training, holdout, None, 6 if quick else None
     from databloom.ehr_bench import physionet2012_bench
 
     say(0.02, "reading PhysioNet 2012")
     bench = physionet2012_bench(seed, _part_of(data, "icu"), n=400 if quick else 1500)
-    return bench.training, bench.holdout, bench.test, 6 if quick else 25
+    return bench.training, bench.holdout, bench.test, 6 if quick else None
 
 # %% ../nbs/tour.ipynb #2103e250
 def _sepsis(say, data, quick, seed):
