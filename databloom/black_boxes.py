@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .core import check_array, check_number, check_probability, refuse
+from .core import check_array, check_number, check_probability, patch_to, refuse
 from .mechanisms import Cells, DiscretePair
 from .pld import ulp
 from .sampling import _Outputs
@@ -39,6 +39,8 @@ class ApproximateDP(DiscretePair):
         delta: float,  # of its guarantee, below 1
     ):
         self.epsilon = check_number("epsilon", epsilon, low=0.0, high=600.0)
+        if 0 < self.epsilon < 1e-9:
+            refuse("epsilon", epsilon, "0 or a number in [1e-09, 600]")
         self.slack = check_probability("delta", delta, open_high=True)
         up = (1 - self.slack) / (1 + math.exp(-self.epsilon))
         down = (1 - self.slack) / (1 + math.exp(self.epsilon))
@@ -210,8 +212,9 @@ class DensityPair(_Outputs):
             if not callable(function):
                 refuse(name, function, "a function of an array of outputs")
         self.log_p, self.log_q = log_p, log_q
-        low = check_number("low", low)
-        self.span = low, check_number("high", high, low=low, open_low=True)
+        self.span = check_number("low", low, -1e12, 1e12), check_number("high", high, -1e12, 1e12)
+        if not self.span[0] < self.span[1]:
+            refuse("low", low, f"below high, which is {self.span[1]:g}")
         self.accuracy, self.tail = check_number("error", error, low=0.0, high=1e-3), check_number("tail", tail, low=0.0, high=0.5)
         self.panels = np.linspace(*self.span, 4001)
         self.assumptions = (f"the densities are those of the mechanism, up to a relative error of {self.accuracy:g}",)
@@ -226,7 +229,7 @@ class DensityPair(_Outputs):
         coarse, fine = (self._integrals(left, right, rule) for rule in _rules)
         for name, mass in zip(("log_p", "log_q"), fine):
             if not abs(mass.sum() - 1) <= self.tail + 1e-6:
-                refuse(name, f"a density that integrates to {mass.sum():.9g}", f"one that integrates to 1 within the tail of {self.tail:g} and 1e-6")
+                refuse(name, f"a density that integrates to {mass.sum():.9g}", f"one that integrates to 1 between low = {self.span[0]:g} and high = {self.span[1]:g}, within the tail of {self.tail:g} and 1e-6")
         some = [m > 1e-290 for m in fine]
         self.relative = self.accuracy + 64 * ulp + 2 * max(float(np.max(np.abs(c[k] / f[k] - 1), initial=0.0)) for c, f, k in zip(coarse, fine, some))
         self.sums = [(np.append(0.0, np.cumsum(m)), np.append(np.cumsum(m[::-1])[::-1], 0.0)) for m in fine]
@@ -237,47 +240,58 @@ class DensityPair(_Outputs):
         self.low, self.high = (-math.inf, math.inf) if self.tail else (float(loss[0]), float(loss[-1]))
         self.blur = 4 * self.accuracy + 64 * ulp * (1 + float(np.abs(loss).max()))
 
-    def _integrals(self, left, right, rule=_rules[1]):
-        center, half = 0.5 * (left + right), 0.5 * (right - left)
-        total = np.zeros((2, len(left)))
-        for node, weight in zip(*rule):
-            x = center + node * half
-            total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
-        return total
-
-    def loss(self, x):
-        near = 1e-7 * (self.span[1] - self.span[0])
-        value = np.asarray(self.log_p(x), float) - np.asarray(self.log_q(x), float)
-        a, b = np.maximum(x - near, self.span[0]), np.minimum(x + near, self.span[1])
-        return value, (self.log_p(b) - self.log_q(b) - self.log_p(a) + self.log_q(a)) / (b - a)
-
-    def between(self, x):
-        x = np.clip(x, *self.span)
-        step = self.panels[1] - self.panels[0]
-        first = np.clip(np.ceil((x[:-1] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
-        last = np.clip(np.floor((x[1:] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
-        inside = first >= last  # no whole panel between them
-        ends = self._integrals(x[:-1], np.where(inside, x[1:], self.panels[first])) + self._integrals(np.where(inside, x[1:], self.panels[last]), x[1:])
-        masses, wrong = [], []
-        for part, (left, right) in zip(ends, self.sums):
-            from_left = left[last] - left[first], left[last] + left[first]
-            from_right = right[first] - right[last], right[first] + right[last]
-            smaller = from_left[1] < from_right[1]
-            whole, size = (np.where(inside, 0.0, np.where(smaller, a, b)) for a, b in zip(from_left, from_right))
-            masses.append(np.maximum(part + whole, 0.0))
-            wrong.append(4000 * ulp * size)
-        p, q = masses
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = self.relative + np.nan_to_num(np.maximum(wrong[0] / p, wrong[1] / q), nan=0.0, posinf=0.0)
-        return p, q, relative
-
     def certain(self, swapped=False):
         return self.tail
 
-    def cells(self, edges):
+    def masses(self, edges):
         p, q, relative = self.between(self.outputs(edges))
         if edges[-1] == math.inf:
             p[-1] += self.tail
         if edges[0] == -math.inf:
             q[0] += self.tail
+        return p, q, relative
+
+    def cells(self, edges):
+        p, q, relative = self.masses(edges)
         return Cells(q, p - q, p + q, relative)
+
+# %% ../nbs/black_boxes.ipynb #ae7dbb5b
+@patch_to(DensityPair)
+def _integrals(self, left, right, rule=_rules[1]):
+    center, half = 0.5 * (left + right), 0.5 * (right - left)
+    total = np.zeros((2, len(left)))
+    for node, weight in zip(*rule):
+        x = center + node * half
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += weight * half * np.exp(np.array([self.log_p(x), self.log_q(x)]))
+    return total
+
+
+@patch_to(DensityPair)
+def loss(self, x):
+    near = 1e-7 * (self.span[1] - self.span[0])
+    value = np.asarray(self.log_p(x), float) - np.asarray(self.log_q(x), float)
+    a, b = np.maximum(x - near, self.span[0]), np.minimum(x + near, self.span[1])
+    return value, (self.log_p(b) - self.log_q(b) - self.log_p(a) + self.log_q(a)) / (b - a)
+
+
+@patch_to(DensityPair)
+def between(self, x):
+    x = np.clip(x, *self.span)
+    step = self.panels[1] - self.panels[0]
+    first = np.clip(np.ceil((x[:-1] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
+    last = np.clip(np.floor((x[1:] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)
+    inside = first >= last  # no whole panel between them
+    ends = self._integrals(x[:-1], np.where(inside, x[1:], self.panels[first])) + self._integrals(np.where(inside, x[1:], self.panels[last]), x[1:])
+    masses, wrong = [], []
+    for part, (left, right) in zip(ends, self.sums):
+        from_left = left[last] - left[first], left[last] + left[first]
+        from_right = right[first] - right[last], right[first] + right[last]
+        smaller = from_left[1] < from_right[1]
+        whole, size = (np.where(inside, 0.0, np.where(smaller, a, b)) for a, b in zip(from_left, from_right))
+        masses.append(np.maximum(part + whole, 0.0))
+        wrong.append(4000 * ulp * size)
+    p, q = masses
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = self.relative + np.nan_to_num(np.maximum(wrong[0] / p, wrong[1] / q), nan=0.0, posinf=0.0)
+    return p, q, relative

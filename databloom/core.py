@@ -86,7 +86,10 @@ def check_count(
     allowed = f"a whole number of at least {low}" + ("" if high is None else f" and at most {high}")
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.number)):
         refuse(name, value, allowed)
-    if not math.isfinite(value) or value != int(value):
+    try:
+        if not math.isfinite(value) or value != int(value):
+            refuse(name, value, allowed)
+    except OverflowError:  # more than a double holds
         refuse(name, value, allowed)
     if value < low or (high is not None and value > high):
         refuse(name, value, allowed)
@@ -117,7 +120,7 @@ def check_array(
         if np.asarray(value).dtype.kind in "cSU":  # numpy would drop imaginary parts and read digits in words
             refuse(name, value, "an array of numbers")
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         refuse(name, value, "an array of numbers")
     if ndim is not None and array.ndim != ndim:
         refuse(name, f"an array of shape {array.shape}", f"an array of {ndim} dimension(s)")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Cells', 'Pair', 'normal_masses', 'Gaussian', 'Laplace', 'DiscretePair', 'RandomizedResponse', 'DiscreteLaplace',
-           'DiscreteGaussian', 'PoissonSubsampled']
+           'DiscreteGaussian', 'check_unsampled', 'PoissonSubsampled']
 
 # %% ../nbs/mechanisms.ipynb #b902d629
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from .core import check_array, check_count, check_number, check_probability, refuse
+from .core import check_array, check_count, check_number, check_probability, patch_to, refuse
 from .pld import hockey_stick, ulp
 
 # %% ../nbs/mechanisms.ipynb #31a9a4a4
@@ -37,6 +37,7 @@ class Pair:
     blur = 0.0  # absolute rounding error of the losses
     lattice = None  # a step on which all losses of a bounded pair lie, if there is one
     tight = True  # whether some neighbouring datasets reach it, so that lower bounds mean something
+    sampled = False  # whether sampling is in it already; such a pair cannot be sampled again
     tight_once = False  # whether one release alone reaches it, at each epsilon by some neighbours
     beyond = 0.0  # P-mass (and Q-mass) so far out that it counts as infinite loss, though `high` and `low` leave it out
 
@@ -69,26 +70,28 @@ class Pair:
         "A few hundred ascending shifted losses that resolve the pair, for estimates."
         raise NotImplementedError
 
-    def delta(
-        self,
-        epsilon: float,  # a number
-        swapped: bool = False,  # the divergence of (Q, P) instead
-    ):  # lower and upper bound, equal up to rounding
-        "The hockey-stick divergence at one epsilon, with its rounding error: no grid is needed for a single release."
-        u = (-epsilon if swapped else epsilon) - self.shift
-        cells = self.cells(np.array([-math.inf, u] if swapped else [u, math.inf]))
-        base, excess, doubt = (float(x[0]) for x in (cells.base, cells.excess, cells.doubt))
-        if abs(u) > 600:  # exp(u) overflows; one law's mass is at most exp(-|u|) times the other's
-            size = base * math.exp(-self.shift) if swapped else base + excess
-            return 0.0, size * (1 + float(cells.relative[0]) + 16 * ulp)
-        growth = math.expm1(-u if swapped else u)
-        if swapped:  # Q - exp(epsilon) P below -epsilon, in units of exp(shift)
-            value, size = -(growth * base + (1 + growth) * excess), abs(growth) * base + (1 + growth) * doubt
-        else:
-            value, size = excess - growth * base, doubt + abs(growth) * base
-        scale = math.exp(-self.shift) if swapped else 1.0
-        error = (float(cells.relative[0]) + 16 * ulp) * size * scale
-        return max(0.0, value * scale - error), max(0.0, value * scale) + error
+# %% ../nbs/mechanisms.ipynb #86ad2e35
+@patch_to(Pair)
+def delta(
+    self,
+    epsilon: float,  # a number
+    swapped: bool = False,  # the divergence of (Q, P) instead
+):  # lower and upper bound, equal up to rounding
+    "The hockey-stick divergence at one epsilon, with its rounding error: no grid is needed for a single release."
+    u = (-epsilon if swapped else epsilon) - self.shift
+    cells = self.cells(np.array([-math.inf, u] if swapped else [u, math.inf]))
+    base, excess, doubt = (float(x[0]) for x in (cells.base, cells.excess, cells.doubt))
+    if abs(u) > 600:  # exp(u) overflows; one law's mass is at most exp(-|u|) times the other's
+        size = base * math.exp(-self.shift) if swapped else base + excess
+        return 0.0, size * (1 + float(cells.relative[0]) + 16 * ulp)
+    growth = math.expm1(-u if swapped else u)
+    if swapped:  # Q - exp(epsilon) P below -epsilon, in units of exp(shift)
+        value, size = -(growth * base + (1 + growth) * excess), abs(growth) * base + (1 + growth) * doubt
+    else:
+        value, size = excess - growth * base, doubt + abs(growth) * base
+    scale = math.exp(-self.shift) if swapped else 1.0
+    error = (float(cells.relative[0]) + 16 * ulp) * size * scale
+    return max(0.0, value * scale - error), max(0.0, value * scale) + error
 
 # %% ../nbs/mechanisms.ipynb #1d9e2434
 _nodes, _weights = np.polynomial.legendre.leggauss(5)
@@ -129,7 +132,7 @@ class Gaussian(Pair):
         self,
         noise_multiplier: float,  # standard deviation of the noise over the sensitivity
     ):
-        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=0.0, open_low=True)
+        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-12, high=1e12)
 
     def __repr__(self):
         return f"Gaussian({self.noise_multiplier:g})"
@@ -165,7 +168,7 @@ class Laplace(Pair):
         self,
         noise_multiplier: float,  # scale of the noise over the sensitivity
     ):
-        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1 / 700.0)
+        self.noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1 / 700.0, high=1e9)
         self.low, self.high = -1 / self.noise_multiplier, 1 / self.noise_multiplier
 
     def __repr__(self):
@@ -344,9 +347,19 @@ class DiscreteGaussian(_Atoms):
         return f"DiscreteGaussian({self.sigma:g}, sensitivity={self.sensitivity})"
 
 # %% ../nbs/mechanisms.ipynb #f67ed40c
+def check_unsampled(
+    name: str,  # the argument's name
+    pair,  # what was given
+):
+    "A pair that may be sampled, or a `ValueError`."
+    if not isinstance(pair, Pair) or pair.sampled or pair.shift != 0:
+        refuse(name, pair, "a pair that is not itself sampled, such as Gaussian(1.0)")
+
+
 class PoissonSubsampled(Pair):
     "A mechanism run on a Poisson sample, the record removed: `((1 - q) Q + q P, Q)`."
 
+    sampled = True
     assumptions = ("each record takes part in each step independently with the sampling probability (Poisson sampling)",)
 
     def __init__(
@@ -354,8 +367,7 @@ class PoissonSubsampled(Pair):
         pair: Pair,  # the mechanism, as its pair with and without the record
         sampling_probability: float,  # probability that a record takes part, below 1
     ):
-        if not isinstance(pair, Pair) or pair.shift != 0:
-            refuse("pair", pair, "a pair that is not itself sampled")
+        check_unsampled("pair", pair)
         q = check_probability("sampling_probability", sampling_probability, open_low=True, open_high=True)
         self.pair, self.sampling_probability, self.shift = pair, q, math.log1p(-q)
         self.tight, self.assumptions = pair.tight, pair.assumptions + PoissonSubsampled.assumptions

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .core import check_array, check_choice, check_count, check_number, check_probability, refuse
-from .mechanisms import Cells, DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace, Pair, PoissonSubsampled, normal_masses
+from .mechanisms import Cells, DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace, Pair, PoissonSubsampled, check_unsampled, normal_masses
 from .pld import ulp
 
 # %% ../nbs/sampling.ipynb #50ba1963
@@ -88,7 +88,8 @@ class MixtureOfGaussians(Pair):
         x[finite] = self.inner.inverse(x[finite])
         return x
 
-    def cells(self, edges):
+    def _laws(self, edges):
+        "Masses of the noise alone and of the moved noise, and the relative error of both."
         z = self._outputs(edges) / self.noise_multiplier
         base, error = normal_masses(z)
         moved, wrong = 0.0, 0.0
@@ -97,6 +98,14 @@ class MixtureOfGaussians(Pair):
             moved, wrong = moved + weight * mass, wrong + weight * mass * relative
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.maximum(error, np.where(moved > 0, wrong / moved, 0.0)) + ulp * (16 + len(self.moves))
+        return base, moved, relative
+
+    def masses(self, edges):
+        base, moved, relative = self._laws(edges)
+        return self.still * base + moved, base, relative
+
+    def cells(self, edges):
+        base, moved, relative = self._laws(edges)
         if self.still == 0:
             return Cells(base, moved - base, moved + base, relative)
         return Cells(self.still * base, moved, moved, relative)
@@ -159,7 +168,7 @@ class _Outputs(Pair):
 class ReplaceOne(_Outputs):
     "Poisson-subsampled Gaussian noise, one record (or the k records of one user) replaced: a mixture against its mirror image."
 
-    symmetric = True
+    symmetric = sampled = True
     assumptions = PoissonSubsampled.assumptions
 
     def __init__(
@@ -207,7 +216,7 @@ class ReplaceOne(_Outputs):
 class WithoutReplacement(Pair):
     "Batches of fixed size without replacement, one record replaced: the two halves of Zhu, Dong and Wang (2022) in one pair."
 
-    tight = False
+    tight, sampled = False, True
     assumptions = ("each batch has the same number of records, drawn without replacement, afresh in each step",)
 
     def __init__(
@@ -215,8 +224,7 @@ class WithoutReplacement(Pair):
         pair: Pair,  # the mechanism on a batch of which one record is replaced, such as Gaussian(noise_multiplier / 2)
         sampling_probability: float,  # batch size over dataset size, below 1
     ):
-        if not isinstance(pair, Pair) or pair.shift != 0:
-            refuse("pair", pair, "a pair that is not itself sampled")
+        check_unsampled("pair", pair)
         q = check_probability("sampling_probability", sampling_probability, open_low=True, open_high=True)
         self.pair, self.sampling_probability, self.symmetric = pair, q, pair.symmetric
         least, most = pair.delta(0.0)
@@ -270,14 +278,16 @@ class WithoutReplacement(Pair):
 class Revealed(Pair):
     "One of several pairs, chosen at random in the same way under both laws, the choice being part of the output."
 
+    sampled = True
+
     def __init__(
         self,
         pairs,  # the pairs
         weights,  # their probabilities, shape (k,)
     ):
-        self.pairs, self.weights = list(pairs), check_array("weights", weights, low=0.0, high=1.0)
-        if not self.pairs or not all(isinstance(pair, Pair) for pair in self.pairs):
+        if not isinstance(pairs, (list, tuple)) or not pairs or not all(isinstance(pair, Pair) for pair in pairs):
             refuse("pairs", pairs, "a list of pairs")
+        self.pairs, self.weights = list(pairs), check_array("weights", weights, low=0.0, high=1.0)
         if len(self.pairs) != len(self.weights) or abs(self.weights.sum() - 1) > 1e-9:
             refuse("weights", weights, f"{len(self.pairs)} probabilities that sum to 1")
         self.shift = min(pair.shift for pair in self.pairs)
@@ -447,10 +457,12 @@ def worst_case(
     max_batch_size: int | None = None,  # the cap ("truncated_poisson")
 ) -> Pair:  # the pair to account for; its `tight` says whether lower bounds exist
     "The dominating pair of a mechanism for a way of sampling and a notion of neighbours; what cannot be certified is refused by name."
-    if not isinstance(mechanism, Pair) or mechanism.shift != 0:
-        refuse("mechanism", mechanism, "a pair that is not itself sampled, such as Gaussian(1.0)")
+    if not isinstance(mechanism, Pair) and not hasattr(mechanism, "curve"):
+        refuse("mechanism", mechanism, "a mechanism, such as Gaussian(1.0)")
     check_choice("adjacency", adjacency, _adjacencies)
     sampling, k = _check_sampling(sampling), check_count("group_size", group_size, high=256)
+    if sampling != "none" and (not isinstance(mechanism, Pair) or mechanism.sampled or mechanism.shift != 0):
+        refuse("sampling", sampling, f"'none' for {mechanism!r}, which is already sampled or known by a curve only")
     q = check_probability("sampling_probability", sampling_probability, open_low=True)
     if sampling != "truncated_poisson":
         for name, value in (("dataset_size", dataset_size), ("max_batch_size", max_batch_size)):

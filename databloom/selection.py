@@ -73,7 +73,9 @@ def fixed_selections_delta(
     epsilon: float,  # at least 0
 ):  # lower and upper bound, equal up to rounding
     "Exact delta of selections that were all fixed beforehand (Dong, Durfee, Rogers 2020, for queries that are not adaptive)."
-    k, i = steps, np.arange(steps + 1)
+    length, epsilon = check_number("length", length, low=1e-9, high=600.0), check_number("epsilon", epsilon, low=0.0, high=1e9)
+    k = check_count("steps", steps, high=2000)
+    i = np.arange(k + 1)
     t = np.clip((epsilon + (i + 1.0) * length) / (k + 1), 0.0, length)[:, None]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_up = np.log(-np.expm1(t - length)) - math.log(-math.expm1(-length))  # P[t] and P[t - length]

@@ -110,12 +110,12 @@ def test_trade_off_of_discrete_pairs_by_enumeration():
     p, q = rng.dirichlet(np.ones(4)), rng.dirichlet(np.ones(4))
     outputs = list(itertools.product(range(4), repeat=3))
     many_p, many_q = (np.array([math.prod(law[i] for i in o) for o in outputs]) for law in (p, q))
+    alpha = np.linspace(0.005, 0.995, 60)
+    curve = trade_off(DiscretePair(p, q), 3, alpha=alpha)
     for null, alternative, name in ((many_q, many_p, "remove"), (many_p, many_q, "add")):
         order = np.argsort(-alternative / null)
         fpr, tpr = np.append(0, np.cumsum(null[order])), np.append(0, np.cumsum(alternative[order]))
-        alpha = np.linspace(0.005, 0.995, 60)
         truth = 1 - np.interp(alpha, fpr, tpr)
-        curve = trade_off(DiscretePair(p, q), 3, alpha=alpha)
         assert (getattr(curve, name + "_lower") <= truth + 1e-9).all() and (truth <= getattr(curve, name + "_upper") + 1e-9).all()
         assert np.max(getattr(curve, name + "_upper") - getattr(curve, name + "_lower")) < 1e-2
 
