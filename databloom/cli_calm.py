@@ -247,7 +247,7 @@ def generate_command(
 @app.command("report")
 def report_command(
     folder: Path = typer.Argument(..., help="Folder of a calibrated model."),
-    output: Path = typer.Option(Path("calm_report.html"), "--output", "-o", help="The page: .html or .md."),
+    output: Path = typer.Option(Path("calm_report.html"), "--out", "--output", "-o", help="The page: .html or .md."),
     data: Optional[Path] = typer.Option(None, help="Prompts to report on; those that train held out for it by default."),
     source: str = SOURCE,
     target: str = TARGET,

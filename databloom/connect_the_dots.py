@@ -4,16 +4,20 @@
 
 # %% auto #0
 __all__ = ['connect_the_dots', 'merge_the_dots', 'privacy_buckets', 'connect_the_dots_of_curve', 'EpsilonBounds',
-           'epsilon_bounds', 'dp_sgd_epsilon', 'EpsilonCurve', 'epsilon_curve']
+           'epsilon_bounds', 'dp_sgd_epsilon', 'Phase', 'schedule_epsilon', 'EpsilonCurve', 'epsilon_curve']
 
 # %% ../nbs/01_connect_the_dots.ipynb #7a4559e9
 import math
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
+from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse
+from .sampling import worst_case
+from .selection import ExponentialMechanism, fixed_selections_delta
 from .pld import PLD, Cumulants, Window, _curve, borrow_down, compose, compose_window, hockey_stick, pld_from_json, split_up, ulp
 
 # %% ../nbs/01_connect_the_dots.ipynb #5e1d6da1
@@ -72,7 +76,7 @@ def _first_cell(pair, step):
     points = np.linspace(0.0, step, 65)
     cells = pair.cells(np.append(pair.low, pair.low + points + step / 2))
     base, excess = np.cumsum(cells.base), np.cumsum(cells.excess)
-    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(pair.low + points)))
+    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(np.minimum(pair.low + points, 700.0))))
     if len(fits) == 0:
         return None
     return math.log1p(excess[fits[0]] / base[fits[0]]), pair.low + points[fits[0]] + step / 2
@@ -280,6 +284,11 @@ class _Part:
         return low, self.pair.high if self.pair.high < math.inf and self.pair.low > -math.inf else float(high)
 
 # %% ../nbs/01_connect_the_dots.ipynb #890b4f23
+def _most_cells(tolerance):
+    "The largest window: memory stays flat unless somebody asks for six digits or more."
+    return 2**20 if tolerance >= 1e-5 else 2**22 if tolerance >= 1e-6 else 2**23
+
+
 class _Direction:
     "Estimates for one direction of a composition, and the best bounds found for it so far."
 
@@ -406,11 +415,6 @@ def _power_of_two(cells, most=math.inf):
     return int(min(most, 1 << max(8, math.ceil(math.log2(max(cells, 2.0))))))
 
 
-def _most_cells(tolerance):
-    "The largest window: memory stays flat unless somebody asks for six digits or more."
-    return 2**20 if tolerance >= 1e-5 else 2**22 if tolerance >= 1e-6 else 2**23
-
-
 def _widest_step(width, steps, tolerance):
     "The largest step whose estimated width is within tolerance."
     fits = np.flatnonzero(width <= tolerance)
@@ -530,10 +534,10 @@ def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
         if copies < 2 or coarse < fine:
             continue
         if tau < math.inf:  # Bernstein's inequality for the width of the first stage
-            depth = -view.tilted_tail + math.log(copies)
-            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
+            depth, spread = -view.tilted_tail + math.log(copies), variance + fine**2 / 4
+            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * spread) + 0.6 * depth * reach_core)
         else:
-            bottom, top, _ = _stage_edges(part, core, n1, view, copies)
+            bottom, top, _ = _stage_edges(part, core, n1, view, copies, fine)
             first = top - bottom
         if max(first / fine, width / coarse) > direction.most_cells:
             continue
@@ -543,10 +547,13 @@ def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
     return plans
 
 
-def _stage_edges(part, core, n, view, copies):
-    "Bottom, top and Chernoff parameters of an n-fold first stage, of which there are `copies`."
+def _stage_edges(part, core, n, view, copies, step):
+    "Bottom, top and Chernoff parameters of an n-fold first stage on this step, of which there are `copies`."
     core = core & (part.u <= view.ranges[0][1] * (1 + 1e-9) + 1e-300)
-    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)])
+    weights = part.weights(view.window.tilt)[core]
+    weights = weights / max(float(weights.sum()), 1e-300)
+    spread = float(_spread(part.distance[core] if part.distance is not None else None, weights, np.array([step]))[0])
+    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)], n * spread)
     scale = max(math.sqrt(max(float(cumulants.moments([view.window.tilt])[2][0]), 0.0)), 1e-290)
     top, theta_top = cumulants.edge(0.0, view.log_tail - math.log(copies), 1, scale)
     up, theta_up = cumulants.edge(view.window.tilt, view.tilted_tail - math.log(copies), 1, scale)
@@ -607,7 +614,7 @@ def _staged(direction, tolerance, plan):
     low, high = view.ranges[0]
     edge = pair.low if part.distance is not None else low
     core = part.u - (edge if part.distance is not None else part.u[0]) < plan["tau"]
-    edges = {copies: _stage_edges(part, core, copies, view, n / n1) for copies in {n1, n % n1, (n - plan["k"]) % n1} - {0}}
+    edges = {copies: _stage_edges(part, core, copies, view, n / n1, plan["fine"]) for copies in {n1, n % n1, (n - plan["k"]) % n1} - {0}}
     bottom, top, _ = edges[n1]
     first_size = _power_of_two((top - bottom) * 1.02 / plan["fine"] + 8, direction.most_cells)
     fine = min((top - bottom) * 1.02 / (first_size - 8), coarse)
@@ -715,7 +722,7 @@ _methods = ("direct", "two_stage", "core_tail")
 class EpsilonBounds(Result):
     "Certified bounds on epsilon, with what they assume."
 
-    lower: float  # no smaller epsilon holds at this delta
+    lower: float | None  # no smaller epsilon holds at this delta; None where the pair is not known to be reached
     upper: float  # the algorithm is (upper, delta)-differentially private
     delta: float  # slack probability
     steps: int  # number of releases
@@ -734,13 +741,19 @@ class EpsilonBounds(Result):
         return {key: value for key, value in Result.to_dict(replace(self, laws=())).items() if key != "laws"}
 
     def __str__(self):
+        known = f"between {self.lower:.9g} and" if self.lower is not None else "at most"
         lines = [
-            f"epsilon is between {self.lower:.9g} and {self.upper:.9g} at delta = {self.delta:g}",
+            f"epsilon is {known} {self.upper:.9g} at delta = {self.delta:g}",
             f"  {self.mechanism}, {self.steps:,} step{'s' if self.steps > 1 else ''}, adjacency {self.adjacency}",
         ]
-        width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
         grid = f", {self.cells:,} cells of {self.step:.3g}" if self.cells else ""
-        lines.append(f"  relative width {width:.1e} (asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}")
+        asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}"
+        if self.lower is None:
+            lines.append("  no lower bound: it is not known that neighbours of this mechanism come so close to it")
+            lines.append(f"  method {self.method}" if self.step is None else f"  computed to the relative accuracy {asked}")
+        else:
+            width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
+            lines.append(f"  relative width {width:.1e} {asked}")
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
 # %% ../nbs/01_connect_the_dots.ipynb #0189fe3b
@@ -763,7 +776,7 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
                 d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
-            least = 5e-3 if attempt == 0 else 0.01 * (d.upper - d.lower) / d.upper if d.upper < math.inf else 0.0  # by degrees
+            least = (5e-3 if len(parts) <= 8 else 0.0) if attempt == 0 else 0.01 * (d.upper - d.lower) / d.upper if d.upper < math.inf else 0.0  # by degrees
             aim = max(aims[attempt] * tolerance, least) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
             plan = _plan(d, aim, ("direct",) if d.failures and "direct" in methods else methods)
             if plan is None:
@@ -786,22 +799,192 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
     return laws
 
 
+_most_steps = 10**12
+
+
 def _check_parts(parts, steps):
-    if isinstance(parts, Pair):
-        return [(parts, check_count("steps", steps))]
+    "A list of (mechanism, count), equal mechanisms together."
+    steps = check_count("steps", steps, high=_most_steps)
+    if isinstance(parts, (Pair, RenyiBox)):
+        return [(parts, steps)]
     try:
-        parts = [(pair, check_count("steps", n)) for pair, n in parts]
+        parts = [(pair, check_count("steps", n, high=_most_steps)) for pair, n in parts]
     except (TypeError, ValueError) as error:
         if "steps" in str(error):
             raise
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    if not parts or not all(isinstance(pair, Pair) for pair, _ in parts):
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    return [(pair, n * check_count("steps", steps)) for pair, n in parts]
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
+    if not parts or not all(isinstance(pair, (Pair, RenyiBox)) for pair, _ in parts):
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
+    if sum(n for _, n in parts) * steps > _most_steps:
+        refuse("steps", sum(n for _, n in parts) * steps, f"at most {_most_steps:,} in all")
+    merged = {}
+    for pair, n in parts:
+        key = pair.key()
+        merged[key] = (pair, merged.get(key, (pair, 0))[1] + n * steps)
+    return list(merged.values())
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b02
+def _certain(parts, delta):
+    "Whether infinite losses alone exceed delta in some direction."
+    gone = max(-math.expm1(math.fsum(n * math.log1p(-min(pair.certain(swapped), 1 - 1e-16)) for pair, n in parts)) for swapped in (False, True))
+    return gone * (1 - 1e-12) > delta
+
+
+def _without_slack(parts, delta):
+    "The parts with pure boxes for approximate ones, and lower and upper end of the delta that is left for them."
+    survival = math.fsum(n * math.log1p(-pair.slack) for pair, n in parts if type(pair) is ApproximateDP)
+    rest = [(PureDP(pair.epsilon) if type(pair) is ApproximateDP else pair, n) for pair, n in parts if type(pair) is not ApproximateDP or pair.epsilon > 0]
+    left, off = delta + math.expm1(survival), 16 * ulp * (delta - survival)
+    return rest, (left - off) / math.exp(survival), (left + off) / math.exp(survival)
+
+
+def _fixed_selections(pair, n, delta):
+    "Lower and upper bound on epsilon of n selections that were all fixed beforehand."
+    low, high = 0.0, n * pair.length
+    if fixed_selections_delta(pair.length, n, 0.0)[1] <= delta:
+        return 0.0, 0.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fixed_selections_delta(pair.length, n, middle)[1] <= delta else (middle, high)
+    lower = low
+    while lower > 0 and fixed_selections_delta(pair.length, n, lower)[0] < delta:
+        lower = max(0.0, lower - max(1e-12 * high, 4 * (high - lower)))
+    return lower, high
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b04
+def _curve_of(parts, swapped, orders=2**12):
+    "Rényi divergence of pairs as a function of the order, and the delta that it leaves out."
+    laws, lost = [], 0.0
+    for pair, n in parts:
+        low, high = _range(pair, 1e-60)
+        law = _upper_law(pair, *_grid(pair, max(high - low, 1e-12) / orders, 1e-60))
+        law = law.swap() if swapped else law
+        laws.append((law, n))
+        lost += n * law.infinity
+
+    def curve(a):
+        total = np.zeros(len(a))
+        for law, n in laws:
+            some = law.masses > 0
+            losses = law.losses[some] + law.blur
+            log_mass = np.log(law.masses[some]) + law.rounding + 1e-12
+            for block in np.array_split(np.arange(len(a)), max(1, len(a) // 32)):
+                exponent = log_mass + (a[block, None] - 1) * losses
+                top = exponent.max(1)
+                total[block] += n * (top + np.log(np.exp(exponent - top[:, None]).sum(1))) / (a[block] - 1)
+        return total
+
+    return curve, lost
+
+
+def _with_curves(pairs, boxes, delta, tolerance):
+    "An upper bound on epsilon for Rényi curves and pairs together, and how it was found."
+    known = np.concatenate([box.orders for box, _ in boxes])
+    added = lambda a: sum(n * box.curve(a) for box, n in boxes)
+    if delta == 0:
+        return math.inf, "largest loss"
+    if not pairs:
+        return renyi_epsilon(added, delta, known), "renyi"
+    best = 0.0
+    for swapped in (False, True):
+        curve, lost = _curve_of(pairs, swapped)
+        best = max(best, renyi_epsilon(lambda a: curve(a) + added(a), delta - lost, known) if lost < delta else math.inf)
+    found = [(best, "renyi")]
+    least = _bounds(pairs, delta, 0.05, "auto")[0]  # of the pairs alone: a split cannot do better
+    for share in (0.01, 0.1, 0.4, 0.8):
+        epsilon = renyi_epsilon(added, share * delta, known)
+        if max(epsilon, least or 0.0) < min(min(found)[0], 600.0) and (epsilon == 0 or epsilon >= 1e-9):
+            found.append((epsilon_bounds(pairs + [(ApproximateDP(epsilon, share * delta), 1)], delta=delta, tolerance=max(tolerance, 1e-3)).upper, "split of delta"))
+    return min(found)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b07
+def _sketched(pair, rare, points=48):
+    "The pair with fewer landmarks, for estimates about very many parts: close ones only where there is probability."
+    marks, pair = pair.landmarks(), copy(pair)
+    cells = pair.cells(marks)
+    some = np.flatnonzero(np.maximum(cells.base, cells.base + cells.excess) > 1e-6 * rare)
+    first, last = (some[0], some[-1] + 1) if len(some) else (0, len(marks) - 1)
+    chosen = np.concatenate([[0, len(marks) - 1], np.linspace(0, first, 4), np.linspace(first, last, points), np.linspace(last, len(marks) - 1, 8)])
+    marks = marks[np.unique(np.rint(chosen).astype(int))]
+    pair.landmarks = lambda: marks
+    return pair
+
+
+def _near_the_top(parts, delta, both):
+    "Lower and upper bound from the event that every loss is the largest there is; None if there is no largest."
+    found = []
+    for swapped in both:
+        upper, lower, log_mass = 0.0, 0.0, 0.0
+        for pair, n in parts:
+            loss = -(pair.low + pair.shift) if swapped else pair.high + pair.shift
+            if not loss < math.inf:
+                return None
+            off = 2 * pair.blur + 8 * ulp * (abs(pair.low if swapped else pair.high) + abs(pair.shift))
+            cells = pair.cells(np.array([-math.inf, pair.low + off] if swapped else [pair.high - off, math.inf]))
+            mass = float(cells.base[0] * math.exp(-pair.shift) if swapped else cells.base[0] + cells.excess[0]) * (1 - 2 * float(cells.relative[0]))
+            upper, lower = upper + n * (loss + off), lower + n * (loss - off)
+            log_mass += n * math.log(mass) if mass > 0 else -math.inf
+        share = math.exp(min(math.log(delta) - log_mass, 0.0)) * (1 + 1e-12 * sum(n for _, n in parts))
+        found.append((lower * (1 - 4 * ulp * len(parts)) + math.log1p(-share) if share < 1 else 0.0, upper * (1 + 4 * ulp * len(parts))))
+    return max(0.0, *(f[0] for f in found)), max(f[1] for f in found)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b08
+def _grid_bounds(parts, delta, tolerance, method):
+    reduced = _merge_gaussians(parts) if method == "auto" else parts
+    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
+    if delta == 0:
+        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
+        off = math.fsum(n * pair.blur for pair, n in reduced)
+        bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
+        return *bounds, "largest loss", {}, ()
+    if sum(n * max(pair.delta(0.0, swapped)[1] for swapped in both) for pair, n in reduced) <= delta:
+        return 0.0, 0.0, "total variation", {}, ()  # distances add up
+    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
+        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
+        off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much
+        lower, upper = max(b[0] for b in bounds), max(b[1] for b in bounds)
+        return max(0.0, lower - off), upper + off if upper > 0 else 0.0, "exact", {}, ()
+    top = _near_the_top(reduced, delta, both)
+    if top is not None and top[1] - top[0] <= 0.1 * tolerance * top[1]:
+        return *top, "largest loss", {}, ()
+    if len(reduced) > 8:
+        reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
+    directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
+    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
+    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
+    least, most = top or (0.0, math.inf)
+    return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05
+def _bounds(parts, delta, tolerance, method):
+    "Lower and upper bound for the pairs, method, what was done, laws. The lower bound is None for curves."
+    pairs, boxes = ([(p, n) for p, n in parts if isinstance(p, kind)] for kind in (Pair, RenyiBox))
+    if boxes:
+        return None, *_with_curves(pairs, boxes, delta, tolerance), {}, ()
+    if _certain(parts, delta):
+        return math.inf, math.inf, "infinite loss", {}, ()
+    if math.fsum(n * pair.beyond for pair, n in parts) > 1e-16 * delta:  # else the charges for rounding hold it
+        return (0.0 if delta else math.inf), math.inf, "largest loss", {}, ()
+    if any(type(pair) is ApproximateDP for pair, _ in parts) and sum(n for _, n in parts) > 1:
+        rest, low, high = _without_slack(parts, delta)
+        if not rest:
+            return 0.0, 0.0 if low >= 0 else math.inf, "largest loss", {}, ()
+        if low < 0:
+            return _bounds(rest, min(max(high, 0.0), 0.9), tolerance, method)[0], math.inf, "largest loss", {}, ()
+        (lower, *_), (_, *found, _) = (_bounds(rest, min(d, 1 - 1e-15), tolerance, method) for d in (high, low))
+        return lower, *found, ()  # the laws tell of the smaller delta
+    if method == "auto" and len(parts) == 1 and isinstance(parts[0][0], ExponentialMechanism) and not parts[0][0].adaptive and 1 < parts[0][1] <= 1000 and delta > 0:
+        return *_fixed_selections(*parts[0], delta), "fixed selections", {}, ()
+    return _grid_bounds(parts, delta, tolerance, method)
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #cf67688b
 def epsilon_bounds(
-    mechanism,  # a `Pair`, or a list of (Pair, count) for different mechanisms one after another
+    mechanism,  # a mechanism (a `Pair`, or a box such as `ZeroConcentratedDP`), or a list of (mechanism, count)
     steps: int = 1,  # how many times it runs
     *,
     delta: float,  # slack probability, 0 <= delta < 1
@@ -809,33 +992,22 @@ def epsilon_bounds(
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
     adjacency: str = "add_remove",  # a name for the result; the pair itself decides
     assumptions: tuple = (),  # more of what must hold, for the result
-) -> EpsilonBounds:  # lower and upper bound, certified
+) -> EpsilonBounds:  # lower and upper bound, certified; no lower one where the pairs are not known to be reached
     "Certified lower and upper bounds on epsilon of a composition, over both directions of its pairs."
     parts = _check_parts(mechanism, steps)
     delta = check_probability("delta", delta, open_high=True)
     tolerance = check_number("tolerance", tolerance, low=1e-9, high=1.0)
     check_choice("method", method, ("auto",) + _methods)
-    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
+    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts[:20]) + (", and more" if len(parts) > 20 else "")
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-    result = lambda lower, upper, how, info={}, laws=(): EpsilonBounds(
-        max(lower, 0.0), max(upper, 0.0), delta, total, names, adjacency, tolerance,
-        bool(upper - lower <= tolerance * upper if upper < math.inf else lower == upper), how,
-        info.get("step"), info.get("cells"), assumptions, laws)
-    reduced = _merge_gaussians(parts) if method == "auto" else parts
-    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
-    if delta == 0:
-        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
-        off = math.fsum(n * pair.blur for pair, n in reduced)
-        return result(value * (1 - 8 * ulp) - off if value < math.inf else value, value * (1 + 8 * ulp) + off, "largest loss")
-    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
-        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
-        return result(max(b[0] for b in bounds), max(b[1] for b in bounds), "exact")
-    directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
-    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
-    info = decisive.info
-    return result(max(d.lower for d in directions), decisive.upper, info.get("method", "none"), info, laws.get(decisive.swapped, ()))
+    lower, upper, how, info, laws = _bounds(parts, delta, tolerance, method)
+    met = upper < math.inf if lower is None else upper - lower <= tolerance * upper if upper < math.inf else lower == upper
+    reached = how == "fixed selections" or lower is not None and (all(p.tight for p, _ in parts) or total == 1 and parts[0][0].tight_once)
+    return EpsilonBounds(max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
+                         bool(met), how, info.get("step"), info.get("cells"), assumptions, laws)
+
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #3fb9055a
 _sgd_assumptions = (
@@ -844,15 +1016,9 @@ _sgd_assumptions = (
 )
 
 
-def _sgd_pair(noise_multiplier, sampling_probability, adjacency):
-    noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
-    q = check_probability("sampling_probability", sampling_probability, open_low=True)
-    check_choice("adjacency", adjacency, ("add_remove", "replace_one"))
-    if adjacency == "replace_one":
-        if q < 1:
-            refuse("adjacency", adjacency, "'add_remove' when batches are sampled (replace_one is offered for sampling_probability 1)")
-        return Gaussian(noise_multiplier / 2)  # one record replaced moves the sum by up to twice the clipping norm
-    return Gaussian(noise_multiplier) if q == 1 else PoissonSubsampled(Gaussian(noise_multiplier), q)
+def _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling="poisson", **how):
+    noise = Gaussian(check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9))
+    return worst_case(noise, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
 
 
 def dp_sgd_epsilon(
@@ -862,13 +1028,22 @@ def dp_sgd_epsilon(
     steps: int,  # number of steps
     delta: float,  # slack probability
     tolerance: float = 1e-3,  # relative width of the interval to aim for
-    adjacency: str = "add_remove",  # neighbours: one record added or removed ("replace_one" without sampling)
+    adjacency: str = "add_remove",  # neighbours: one record added or removed, "replace_one" or "zero_out"
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
 ) -> EpsilonBounds:  # lower and upper bound, certified
-    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016) with Poisson sampling."
-    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
+    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016)."
+    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling,
+                     group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     return epsilon_bounds(pair, check_count("steps", steps, high=10**12), delta=delta, tolerance=tolerance, method=method,
-                          adjacency=adjacency, assumptions=_sgd_assumptions)
+                          adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
+
+def _neighbours(adjacency, group_size):
+    return adjacency if group_size == 1 else f"{adjacency}, {group_size} records together"
 
 # %% ../nbs/01_connect_the_dots.ipynb #4487d1a8
 def _draw_bounds(bounds, ax=None):
@@ -876,19 +1051,75 @@ def _draw_bounds(bounds, ax=None):
         if ax is None:
             _, ax = plt.subplots()
         if bounds.laws and 0 < bounds.upper < math.inf:
-            epsilon = np.linspace(0.8 * bounds.lower, 1.2 * bounds.upper, 121)
-            for law in bounds.laws:
+            epsilon = np.linspace(0.8 * (bounds.upper if bounds.lower is None else bounds.lower), 1.2 * bounds.upper, 121)
+            for law in bounds.laws[:1] if bounds.lower is None else bounds.laws:
                 delta = law.delta(epsilon)
                 keep = delta > 0
                 ax.plot(epsilon[keep], delta[keep], "--" if law.bound == "lower" else "-", label=f"delta, {law.bound} bound")
         ax.axhline(bounds.delta, color="#7a7a7a", lw=0.8)
-        ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
+        if bounds.lower is None:
+            ax.axvline(bounds.upper, alpha=0.5, label=f"epsilon at most {bounds.upper:.5g} (no lower bound)")
+        else:
+            ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
         ax.set(xlabel="epsilon", ylabel="delta", yscale="log", title=f"{bounds.mechanism}, {bounds.steps:,} steps")
         ax.legend()
     return ax
 
 
 EpsilonBounds.plot = _draw_bounds
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1a02
+@dataclass(frozen=True)
+class Phase:
+    "A stretch of training with the same noise and the same batches."
+
+    noise_multiplier: float  # standard deviation of the noise over the clipping norm
+    sampling_probability: float = 1.0  # probability that a record is in a batch; 1: every record is
+    steps: int = 1  # number of steps
+
+
+def _phase(entry, index):
+    "A `Phase` from a `Phase`, a mapping or a triple."
+    name = f"phases[{index}]"
+    try:
+        if isinstance(entry, dict):
+            entry = Phase(**entry)
+        elif not isinstance(entry, Phase) and not isinstance(entry, str):
+            entry = Phase(*entry)
+    except TypeError:
+        pass
+    if not isinstance(entry, Phase):
+        refuse(name, entry, "a Phase, a mapping with noise_multiplier, sampling_probability and steps, or these three in a row")
+    return entry
+
+
+def schedule_epsilon(
+    phases,  # `Phase`s, mappings with the same keys, or (noise_multiplier, sampling_probability, steps)
+    *,
+    delta: float,  # slack probability
+    tolerance: float = 1e-3,  # relative width of the interval to aim for
+    adjacency: str = "add_remove",  # "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
+) -> EpsilonBounds:  # lower and upper bound, certified
+    "Certified bounds on the epsilon of DP-SGD whose noise and batches change from phase to phase."
+    if isinstance(phases, (str, bytes, dict, Phase)) or not hasattr(phases, "__iter__"):
+        refuse("phases", phases, "a list of phases")
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts = []
+    for index, entry in enumerate(phases):
+        phase = _phase(entry, index)
+        try:
+            pair = _sgd_pair(phase.noise_multiplier, phase.sampling_probability, adjacency, sampling, **how)
+            parts.append((pair, check_count("steps", phase.steps, high=_most_steps)))
+        except ValueError as error:
+            raise ValueError(f"phases[{index}]: {error}") from None
+    if not parts:
+        refuse("phases", phases, "at least one phase")
+    return epsilon_bounds(parts, delta=delta, tolerance=tolerance, adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #e0d54b0d
 class _Build:
@@ -943,7 +1174,7 @@ class EpsilonCurve(Result):
     "Certified bounds on epsilon for several numbers of steps."
 
     steps: np.ndarray  # numbers of steps
-    lower: np.ndarray  # lower bounds
+    lower: np.ndarray  # lower bounds; not a number where the pair is not known to be reached
     upper: np.ndarray  # upper bounds
     delta: float  # slack probability
     mechanism: str  # what is released
@@ -978,8 +1209,10 @@ def epsilon_curve(
         refuse("steps", steps, "at least one number of steps")
     one = lambda n: epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     largest = one(max(counts))  # checks everything else
-    parts = _merge_gaussians(_check_parts(mechanism, 1))
-    few = len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
+    parts = _check_parts(mechanism, 1)
+    known = all(isinstance(pair, Pair) and pair.tight for pair, _ in parts)  # else there is no lower bound to share
+    parts = _merge_gaussians(parts) if known else parts
+    few = not known or len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
     shared = {} if few else _from_one_build(parts, set(counts) - {1, max(counts)}, float(delta), tolerance)
     found = {max(counts): (largest.lower, largest.upper)} | shared
     for n in set(counts) - set(found):
@@ -988,6 +1221,6 @@ def epsilon_curve(
     # epsilon cannot fall with more steps: bounds of fewer steps sharpen those of more, and the other way round
     order = np.argsort(counts, kind="stable")
     lower, upper = np.array([found[n] for n in counts], dtype=float).T.copy()
-    lower[order] = np.maximum.accumulate(lower[order])
+    lower[order] = np.maximum.accumulate(lower[order]) if largest.lower is not None else math.nan
     upper[order] = np.minimum.accumulate(upper[order][::-1])[::-1]
     return EpsilonCurve(np.array(counts), lower, upper, largest.delta, largest.mechanism, adjacency, largest.assumptions)
