@@ -141,6 +141,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0, help="training time of each baseline")
     parser.add_argument("--json", type=Path, required=True, help="results so far, added to")
     parser.add_argument("--keep", type=Path, help="folder to keep fitted models in")
+    parser.add_argument("--only", help="the one model of these groups to run, by its name in the results")
     parser.add_argument("--publish", type=Path, nargs="+", help="only join these files of results, such as the peers', into --json")
     given = parser.parse_args()
     if given.publish:
@@ -149,7 +150,7 @@ def main():
     for seed in given.seeds:
         bench = physionet2012_bench(seed)
         for name, run in tasks(given.what, seed, given.seconds, given.keep):
-            if any(r["model"] == name and r["seed"] == seed for r in results):
+            if given.only not in (None, name) or any(r["model"] == name and r["seed"] == seed for r in results):
                 continue
             results.append(plain({"model": name, "seed": seed, **run(bench)}))
             given.json.write_text(json.dumps(results))

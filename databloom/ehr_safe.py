@@ -1218,15 +1218,17 @@ def _learn(self: EhrSafe, data, checkpoint):
 def _estimate(self: EhrSafe, network, data, who):
     "Time a batch and say what the fit will take."
     s, rng = self.settings, np.random.default_rng(0)
-    part = who[: s.batch]
+    parts = _batches(data.length, who, s.batch, rng)
+    padded = lambda part: len(part) * max(1, int(data.length[part].max(initial=1)))
+    part = sorted(parts, key=padded)[len(parts) // 2]
     for _ in range(2):                                           # the first one warms up
         began = clock.perf_counter()
         batch = _Batch(data, part, network, rng, self.device)
         network.loss(batch, network.encode(batch)).mean().backward()
         network.zero_grad(set_to_none=True)
     spent = clock.perf_counter() - began
-    rows = max(1, int(data.length[part].sum()))
-    seconds = spent / rows * (data.length[who].sum() + len(who)) * _passes(s, data.length[who].sum()) * 1.2 + s.gan_steps * s.critic_steps * 0.006 + s.calibration * 5e-4
+    training = spent / padded(part) * sum(map(padded, parts)) * _passes(s, data.length[who].sum()) * 1.2
+    seconds = training + s.gan_steps * s.critic_steps * 0.006 + s.calibration * data.length.mean() * network.rows.fields * 3e-6
     stored = sum(a.nbytes for block in (data.static, data.rows) for a in (block.start, block.width, block.target, block.mask)) + data.back.nbytes
     per_batch = min(6000, s.batch * max(1, int(data.length.max(initial=1)))) * (network.inputs * 6 + s.hidden * 30 + network.rows.fields * network.rows.bins * 8) * 4
     self._say(f"about {seconds:.0f} s on this machine and {(stored * 2 + per_batch) / 2**20 + 400:.0f} MB to fit {len(data.label):,} patients with {len(data.rows.mask):,} rows")

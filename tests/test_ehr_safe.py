@@ -198,6 +198,6 @@ def test_small_bench_on_simulated_stays():
     made = EhrSafe(epochs=12, gan_steps=50, calibration=500, hidden=64, random_state=0, progress=False).fit(real).sample(600, random_state=0)
     found = compare(real, made, permutations=19, envelope=20, random_state=0)
     assert found.group("ks")["mean"] < 0.06, found.group("ks")
-    assert found.group("missing")["mean"] < 0.04 and found.group("length")["mean"] < 0.08
-    assert found.group("correlation")["mean"] < 0.2 and found.group("lag-1")["mean"] < 0.25
+    assert found.group("missing")["mean"] < 0.02 and found.group("length")["mean"] < 0.08
+    assert found.group("correlation")["mean"] < 0.15 and found.group("lag-1")["mean"] < 0.12
     assert abs(made.numbers("died").mean() - real.numbers("died").mean()) <= 2e-3
