@@ -74,13 +74,26 @@ _aims = (0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3, 0.3)
 _smallest = 1e-290  # deltas below are only bounded by Chernoff
 
 
+def _aimed(side, epsilon):
+    "Chapter 01's estimates for the delta that belongs to `epsilon`, by Newton's method on its logarithm; None where delta is too small."
+    log_delta, slope = _guess(side.parts, side.swapped, epsilon)
+    for _ in range(8):
+        if log_delta < math.log(_smallest):
+            return None
+        direction = _Direction(side.parts, math.exp(log_delta), side.swapped, 1e-3)
+        move = (direction.epsilon - epsilon) * direction.slope
+        if abs(move) < 0.5:
+            break
+        log_delta = min(log_delta + min(max(move, -30.0), 30.0), -1e-9)
+    direction.epsilon, direction.slope = max(epsilon, 1e-12), max(direction.slope, 1e-6)
+    return direction
+
+
 def _sharpen_delta(side, epsilon, tolerance, enough=0.0):
     "Compose until delta at `epsilon` is known up to the factor 1 + tolerance, or is at most `enough`."
-    log_delta, slope = _guess(side.parts, side.swapped, epsilon)
-    if log_delta < math.log(_smallest):
+    direction, at = _aimed(side, epsilon), np.array([epsilon])
+    if direction is None:
         return
-    direction, at = _Direction(side.parts, math.exp(log_delta), side.swapped), np.array([epsilon])
-    direction.epsilon, direction.slope = max(epsilon, 1e-12), max(slope, 1e-6)
     wide = math.inf
     for attempt, share in enumerate(_aims):
         low, high = (float(x[0]) for x in side.delta(at))
