@@ -47,6 +47,7 @@ def privacy_of(bench, made, seed):
         known = tuple(scaled(*[features(c, bench.training, without=[name]).matrix for c in people]))
         c = attribute_inference(name, known, codes(people, name))
         inferred[name] = {"advantage": c.difference, "low": c.low, "high": c.high}
+    near, planted = [np.round(n, 3) for n in near], [np.round(n, 3) for n in planted]
     return {"near": near, "planted": planted, "ids": [bench.training.ids, bench.holdout.ids], "inferred": inferred}
 
 

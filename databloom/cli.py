@@ -25,6 +25,7 @@ _commands = {
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
     "sepsis": "databloom.cli_sepsis:app",
+    "tour": "databloom.tour:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b
