@@ -284,6 +284,11 @@ class _Part:
         return low, self.pair.high if self.pair.high < math.inf and self.pair.low > -math.inf else float(high)
 
 # %% ../nbs/01_connect_the_dots.ipynb #890b4f23
+def _most_cells(tolerance):
+    "The largest window: memory stays flat unless somebody asks for six digits or more."
+    return 2**20 if tolerance >= 1e-5 else 2**22 if tolerance >= 1e-6 else 2**23
+
+
 class _Direction:
     "Estimates for one direction of a composition, and the best bounds found for it so far."
 
@@ -410,11 +415,6 @@ def _power_of_two(cells, most=math.inf):
     return int(min(most, 1 << max(8, math.ceil(math.log2(max(cells, 2.0))))))
 
 
-def _most_cells(tolerance):
-    "The largest window: memory stays flat unless somebody asks for six digits or more."
-    return 2**20 if tolerance >= 1e-5 else 2**22 if tolerance >= 1e-6 else 2**23
-
-
 def _widest_step(width, steps, tolerance):
     "The largest step whose estimated width is within tolerance."
     fits = np.flatnonzero(width <= tolerance)
@@ -534,10 +534,10 @@ def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
         if copies < 2 or coarse < fine:
             continue
         if tau < math.inf:  # Bernstein's inequality for the width of the first stage
-            depth = -view.tilted_tail + math.log(copies)
-            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
+            depth, spread = -view.tilted_tail + math.log(copies), variance + fine**2 / 4
+            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * spread) + 0.6 * depth * reach_core)
         else:
-            bottom, top, _ = _stage_edges(part, core, n1, view, copies)
+            bottom, top, _ = _stage_edges(part, core, n1, view, copies, fine)
             first = top - bottom
         if max(first / fine, width / coarse) > direction.most_cells:
             continue
@@ -547,10 +547,13 @@ def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
     return plans
 
 
-def _stage_edges(part, core, n, view, copies):
-    "Bottom, top and Chernoff parameters of an n-fold first stage, of which there are `copies`."
+def _stage_edges(part, core, n, view, copies, step):
+    "Bottom, top and Chernoff parameters of an n-fold first stage on this step, of which there are `copies`."
     core = core & (part.u <= view.ranges[0][1] * (1 + 1e-9) + 1e-300)
-    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)])
+    weights = part.weights(view.window.tilt)[core]
+    weights = weights / max(float(weights.sum()), 1e-300)
+    spread = float(_spread(part.distance[core] if part.distance is not None else None, weights, np.array([step]))[0])
+    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)], n * spread)
     scale = max(math.sqrt(max(float(cumulants.moments([view.window.tilt])[2][0]), 0.0)), 1e-290)
     top, theta_top = cumulants.edge(0.0, view.log_tail - math.log(copies), 1, scale)
     up, theta_up = cumulants.edge(view.window.tilt, view.tilted_tail - math.log(copies), 1, scale)
@@ -611,7 +614,7 @@ def _staged(direction, tolerance, plan):
     low, high = view.ranges[0]
     edge = pair.low if part.distance is not None else low
     core = part.u - (edge if part.distance is not None else part.u[0]) < plan["tau"]
-    edges = {copies: _stage_edges(part, core, copies, view, n / n1) for copies in {n1, n % n1, (n - plan["k"]) % n1} - {0}}
+    edges = {copies: _stage_edges(part, core, copies, view, n / n1, plan["fine"]) for copies in {n1, n % n1, (n - plan["k"]) % n1} - {0}}
     bottom, top, _ = edges[n1]
     first_size = _power_of_two((top - bottom) * 1.02 / plan["fine"] + 8, direction.most_cells)
     fine = min((top - bottom) * 1.02 / (first_size - 8), coarse)
@@ -1171,7 +1174,7 @@ class EpsilonCurve(Result):
     "Certified bounds on epsilon for several numbers of steps."
 
     steps: np.ndarray  # numbers of steps
-    lower: np.ndarray  # lower bounds
+    lower: np.ndarray  # lower bounds; not a number where the pair is not known to be reached
     upper: np.ndarray  # upper bounds
     delta: float  # slack probability
     mechanism: str  # what is released
@@ -1206,8 +1209,10 @@ def epsilon_curve(
         refuse("steps", steps, "at least one number of steps")
     one = lambda n: epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     largest = one(max(counts))  # checks everything else
-    parts = _merge_gaussians(_check_parts(mechanism, 1))
-    few = len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
+    parts = _check_parts(mechanism, 1)
+    known = all(isinstance(pair, Pair) and pair.tight for pair, _ in parts)  # else there is no lower bound to share
+    parts = _merge_gaussians(parts) if known else parts
+    few = not known or len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
     shared = {} if few else _from_one_build(parts, set(counts) - {1, max(counts)}, float(delta), tolerance)
     found = {max(counts): (largest.lower, largest.upper)} | shared
     for n in set(counts) - set(found):
@@ -1216,6 +1221,6 @@ def epsilon_curve(
     # epsilon cannot fall with more steps: bounds of fewer steps sharpen those of more, and the other way round
     order = np.argsort(counts, kind="stable")
     lower, upper = np.array([found[n] for n in counts], dtype=float).T.copy()
-    lower[order] = np.maximum.accumulate(lower[order])
+    lower[order] = np.maximum.accumulate(lower[order]) if largest.lower is not None else math.nan
     upper[order] = np.minimum.accumulate(upper[order][::-1])[::-1]
     return EpsilonCurve(np.array(counts), lower, upper, largest.delta, largest.mechanism, adjacency, largest.assumptions)

@@ -304,13 +304,14 @@ def circular_power(
 class Cumulants:
     "Cumulant function of a sum of losses, from a few hundred atoms per part: estimates, to choose tilts and windows by."
 
-    def __init__(self, parts):
+    def __init__(self, parts, extra=0.0):
         self.parts = [(np.asarray(losses), np.asarray(log_masses), n) for losses, log_masses, n in parts]
+        self.extra = extra  # variance to add, such as a grid's
 
     def moments(self, tilts):
         "`K`, its first and its second derivative at each tilt, each an array."
         tilts = np.atleast_1d(np.asarray(tilts, float))
-        total = np.zeros((3, len(tilts)))
+        total = self.extra * np.array([0.5 * tilts**2, tilts, np.ones(len(tilts))])
         for losses, log_masses, n in self.parts:
             exponent = log_masses + tilts[:, None] * losses
             high = exponent.max(1)
@@ -391,7 +392,10 @@ def compose_window(
                    haze=(math.log(together * _norm(tilt, step)) + log_total, tilt) if final else (-math.inf, 0.0),
                    infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)),
                    dual_infinity=min(1.0, sum(n * pld.dual_infinity for pld, n in parts)))
-    return _charge_top(composed, parts, window) if upper else _charge_wrap(composed, parts, window, log_total)
+    if upper:
+        _raise_bottom(composed, parts, final)
+        return _charge_top(composed, parts, window)
+    return _charge_wrap(composed, parts, window, log_total)
 
 # %% ../nbs/00_pld.ipynb #648e711f
 def _on_support(masses, parts, start):
@@ -416,6 +420,15 @@ def _charge_top(composed, parts, window):
         lost = math.exp(min(0.0, sum(n * _log_moment(p, window.theta_top)[1] for p, n in parts) - window.theta_top * top))
         return replace(composed, tail_mass=min(1.0, tail + lost), tail_loss=largest * (1 + 4 * ulp))
     return composed
+
+
+def _raise_bottom(composed, parts, final):
+    "Raise what lies below the window to its lowest point, in place."
+    if composed.offset <= sum(n * (pld.offset + pld.step * int(np.flatnonzero(pld.masses)[0])) for pld, n in parts):
+        return
+    total = math.exp(min(0.0, math.fsum(n * math.log(pld.masses.sum()) for pld, n in parts))) * (1 + 64 * ulp * sum(n for _, n in parts))
+    # a final law is asked above the window's bottom only; the masses of a stage sum to at least what is within
+    composed.masses[0] += total if final else max(0.0, total - composed.masses.sum())
 
 
 def _charge_wrap(composed, parts, window, log_total):
