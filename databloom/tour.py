@@ -211,8 +211,8 @@ def _ward(say, data, quick, seed):
         from databloom.icu_simulator import simulate_icu
 
         say(0.02, "simulating a ward")
-        training, holdout = simulate_icu(400 if quick else 3000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
-        return training, holdout, None, 6 if quick else None
+        training, holdout = simulate_icu(400 if quick else 6000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
+        return training, holdout, None, 6 if quick else 16
     from databloom.ehr_bench import physionet2012_bench
 
     say(0.02, "reading PhysioNet 2012")
