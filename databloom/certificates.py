@@ -58,7 +58,7 @@ def describe(
         spec[_key(name)] = _as_data(value)
     return spec if isinstance(pair, RenyiBox) or pair.tight == cls.tight else {**spec, "tight": bool(pair.tight)}
 
-
+# %% ../nbs/certificates.ipynb #b348778b
 def _key(name):
     return "base" if name == "mechanism" else name  # "mechanism" holds the name of the class
 
@@ -131,7 +131,7 @@ def releases_of(
         parts.append((make({key: value for key, value in phase.items() if key != "steps"}), check_count("steps", phase.get("steps", 1), high=10**12)))
     return parts
 
-
+# %% ../nbs/certificates.ipynb #3fbc0854
 def read_schedule(
     path,  # a .json file, or .yaml or .yml where PyYAML is installed
     make=mechanism_of,  # makes a pair of a phase without its steps
@@ -183,7 +183,7 @@ class Certificate(Result):
         return (f"certificate: {steps:,} releases are ({self.upper:.9g}, {self.delta:g})-differentially private for adjacency {self.adjacency}{low}\n"
                 f"  computed by databloom {self.versions.get('databloom')}")
 
-
+# %% ../nbs/certificates.ipynb #402ed2b9
 def certificate_of(
     parts,  # pairs (Pair, count)
     bounds,  # the `EpsilonBounds` of these releases
@@ -229,7 +229,7 @@ class Verification(Result):
         new = f"at most {self.upper:.9g}" if self.lower is None else f"[{self.lower:.9g}, {self.upper:.9g}]"
         return f"{'confirmed' if self.confirmed else 'NOT confirmed'}: {self.reason}\n  computed here: epsilon {new} at delta = {self.delta:g}"
 
-
+# %% ../nbs/certificates.ipynb #3772a75e
 def _of_ledger(content):
     "The certificate in a ledger's file, whose entries must be those that it certifies."
     claim, counts = content.get("certificate"), [{}, {}]
@@ -245,7 +245,7 @@ def _of_ledger(content):
         refuse("certificate", "a ledger whose entries are not those that it certifies", "whole")
     return claim
 
-
+# %% ../nbs/certificates.ipynb #bb66155b
 def read_certificate(
     source,  # a path, JSON text, a mapping, or a Certificate
 ) -> Certificate:

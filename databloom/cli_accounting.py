@@ -22,7 +22,7 @@ def _save_plot(result, path):
     with whole_file(path, "wb") as file:
         figure.savefig(file, format=kind)
 
-
+# %% ../nbs/cli_accounting.ipynb #c9d427dc
 def _releases(noise_multiplier, sampling_probability, steps, schedule, **how):
     "The releases of a run as a list of (Pair, count), and the name of its neighbours."
     from databloom.connect_the_dots import _neighbours, _sgd_pair
@@ -171,7 +171,7 @@ def _step_counts(steps, points):
     points = check_count("points", points, low=2, high=200)
     return sorted({1, counts[0], *(round(counts[0] ** (i / (points - 1))) for i in range(points))})
 
-
+# %% ../nbs/cli_accounting.ipynb #691b12f7
 def curve(
     noise_multiplier: float = typer.Option(..., help="Standard deviation of the noise over the clipping norm."),
     steps: List[str] = typer.Option(..., help="The last number of steps, or several with commas."),

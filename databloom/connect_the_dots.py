@@ -15,9 +15,9 @@ import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
 from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
-from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse
+from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse, _Atoms
 from .sampling import worst_case
-from .selection import ExponentialMechanism, fixed_selections_delta
+from .selection import ExponentialMechanism, ReportNoisyMax, fixed_selections_delta
 from .pld import PLD, Cumulants, Window, _curve, borrow_down, compose, compose_window, hockey_stick, pld_from_json, split_up, ulp
 
 # %% ../nbs/01_connect_the_dots.ipynb #5e1d6da1
@@ -931,6 +931,62 @@ def _near_the_top(parts, delta, both):
     return max(0.0, *(f[0] for f in found)), max(f[1] for f in found)
 
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b10
+_most_outcomes = 20_000
+
+
+def _few_atoms(pair):
+    "Losses, P- and Q-masses and their relative error, of a pair of finitely many finite losses; None for any other."
+    inner = pair.pair if isinstance(pair, (PoissonSubsampled, ReportNoisyMax)) else pair
+    if not isinstance(inner, DiscretePair) or inner.beyond or inner.infinite or inner.dual_infinite:
+        return None
+    if not isinstance(pair, PoissonSubsampled):
+        return inner.losses, inner.p, inner.q, inner.error
+    q = pair.sampling_probability
+    return np.log1p(q * np.expm1(inner.losses)), (1 - q) * inner.q + q * inner.p, inner.q, inner.error + 8 * ulp
+
+
+def _repeated(losses, p, q, error, n):
+    "The same for n releases: binomial for two losses, else outcome by outcome."
+    if n == 1 or len(losses) != 2:
+        total = losses, p, q
+        for _ in range(n - 1):
+            total = tuple(op.outer(a, b).ravel() for op, a, b in zip((np.add, np.multiply, np.multiply), total, (losses, p, q)))
+        return *total, n * (error + 2 * ulp)
+    i, log_ways, ways = np.arange(n + 1), [], 1
+    for k in range(n + 1):
+        log_ways.append(math.log(ways))
+        ways = ways * (n - k) // (k + 1)
+    weight = lambda law: np.exp(np.array(log_ways) + (n - i) * math.log(law[0]) + i * math.log(law[1]))
+    size = n * (1.0 + max(abs(math.log(x)) for x in (*p, *q)))
+    return (n - i) * losses[0] + i * losses[1], weight(p), weight(q), n * error + 8 * ulp * (size + 8)
+
+
+def _enumerated(parts):
+    "One pair for a list of pairs with few outcomes in all, every outcome told apart; None if there are too many."
+    found, size = [], 1
+    for pair, n in parts:
+        atoms = _few_atoms(pair) if n <= 3000 else None
+        if atoms is None or not (atoms[1] > 0).all() or not (atoms[2] > 0).all():
+            return None
+        size *= n + 1 if len(atoms[0]) == 2 else min(len(atoms[0])**min(n, 20), 10**9)
+        if size > _most_outcomes:
+            return None
+        found.append(_repeated(*atoms, n))
+    losses, p, q, error = found[0]
+    for more in found[1:]:
+        losses, p, q = np.add.outer(losses, more[0]).ravel(), np.multiply.outer(p, more[1]).ravel(), np.multiply.outer(q, more[2]).ravel()
+        error += more[3] + 2 * ulp
+    if not ((p > 1e-300) & (q > 1e-300)).all() or np.abs(losses).max() > 600:
+        return None
+    order = np.argsort(losses, kind="stable")
+    pair = _Atoms.__new__(_Atoms)
+    pair._hold(losses[order], p[order], q[order], error + 16 * ulp)
+    pair.symmetric = all(one.symmetric for one, _ in parts)
+    pair.blur += sum(n * (one.blur + 8 * ulp * (abs(one.shift) + float(np.abs(_few_atoms(one)[0]).max()))) for one, n in parts)
+    return pair
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b08
 def _grid_bounds(parts, delta, tolerance, method):
     reduced = _merge_gaussians(parts) if method == "auto" else parts
@@ -942,6 +998,8 @@ def _grid_bounds(parts, delta, tolerance, method):
         return *bounds, "largest loss", {}, ()
     if sum(n * max(pair.delta(0.0, swapped)[1] for swapped in both) for pair, n in reduced) <= delta:
         return 0.0, 0.0, "total variation", {}, ()  # distances add up
+    listed = _enumerated(reduced) if method == "auto" else None
+    reduced = reduced if listed is None else [(listed, 1)]
     if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
         bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
         off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much

@@ -86,7 +86,7 @@ def _ledger_epsilon(self) -> EpsilonBounds:
     "Certified bounds on epsilon of everything released so far."
     return _ledger_bounds(self)
 
-
+# %% ../nbs/ledger.ipynb #d9cffea2
 def _ledger_delta(
     self,
     epsilon: float,  # bound on the privacy loss
@@ -95,7 +95,7 @@ def _ledger_delta(
     parts = _ledger_parts(self)
     return delta_bounds(parts, epsilon=epsilon, tolerance=self.tolerance, adjacency=self.adjacency, assumptions=(_planned,)) if parts else None
 
-# %% ../nbs/ledger.ipynb #d9cffea2
+# %% ../nbs/ledger.ipynb #8dae92fb
 def _ledger_spend(
     self,
     mechanism,  # a `Pair`, or a mapping that describes one
@@ -120,7 +120,7 @@ def _ledger_allows(self, mechanism, steps: int = 1) -> bool:
     "Whether a release would stay within the budget; nothing is written down."
     return _ledger_bounds(self, [_ledger_entry(mechanism, steps, "")]).upper <= self.budget
 
-
+# %% ../nbs/ledger.ipynb #b8e526ba
 def _ledger_left(
     self,
     mechanism,  # a `Pair`, or a mapping that describes one
@@ -167,7 +167,7 @@ def _ledger_save(
 def _ledger_write(self):
     self.save(self.path)
 
-
+# %% ../nbs/ledger.ipynb #062fd22b
 def _ledger_read(self):
     "Take over what the file says."
     try:
@@ -185,7 +185,7 @@ def _ledger_read(self):
         refuse("path", str(self.path), f"a whole ledger ({error!r} is wrong)")
     self.budget, self.delta, self.entries = budget, delta, entries
 
-
+# %% ../nbs/ledger.ipynb #b4343e21
 @contextmanager
 def _ledger_lock(self):
     if self.path is None:
@@ -303,7 +303,7 @@ class RenyiFilter:
 class PrivateContents(ValueError):
     "Somebody tried to write down what must not leave the ledger."
 
-
+# %% ../nbs/ledger.ipynb #2dcb6029
 class PersonalLedger:
     "What each person has paid; whoever cannot pay is left out. Its contents are private and have no way out."
 
@@ -340,7 +340,7 @@ class PersonalLedger:
     def __repr__(self):
         return f"PersonalLedger: epsilon {self._gate.epsilon:g} at delta = {self._gate.delta:g} for each person, order {self._gate.order}, {self.releases:,} releases (contents private)"
 
-
+# %% ../nbs/ledger.ipynb #01f1df8a
 def _personal_costs(ratio, q, order):
     "The divergence of each person, of norm over noise `ratio`; equal norms are computed once."
     if q == 1:

@@ -50,7 +50,7 @@ GAUSSIANS = [(noise, steps, delta) for i, (noise, steps) in enumerate(
 @pytest.mark.parametrize("method", ["auto", "direct"])
 def test_gaussians(method):
     "By the closed form, and on a grid that knows nothing of it."
-    for noise, steps, delta in GAUSSIANS if method == "auto" else GAUSSIANS[3::3]:
+    for noise, steps, delta in GAUSSIANS if method == "auto" else GAUSSIANS[3::4]:
         bounds = epsilon_bounds(Gaussian(noise), steps, delta=delta, method=method)
         judge(bounds, lambda e: gaussian_delta(noise, steps, e), delta)
 
@@ -112,7 +112,7 @@ def binomial(k, q):
 def test_one_sampled_step():
     "Rates from 1e-6 to near 1, by the exact release; every fifth also on a grid."
     rng = np.random.default_rng(3)
-    for case in range(45):
+    for case in range(36):
         noise, q, delta = float(np.exp(rng.uniform(-1, 2))), float(10 ** rng.uniform(-6, -0.05)), DELTAS[case % 9]
         truth = lambda e: max(mixture_delta(noise, [0, 1], [1 - mp.mpf(q), q], e), mixture_delta(noise, [0, 1], [1 - mp.mpf(q), q], e, swapped=True))
         for method in ("auto", "direct")[: 1 + (case % 5 == 0)]:
@@ -160,7 +160,7 @@ def two_valued_delta(p, q, n, epsilon, swapped=False):
         start = mp.loggamma(n + 1) - mp.loggamma(k + 1) - mp.loggamma(n - k + 1) + k * mp.log(p) + (n - k) * mp.log(1 - p)
         first, fall = epsilon - k * up - (n - k) * down, down - up
         # the terms from k on, in long doubles, as far as they matter
-        i = np.arange(min(n - k, 200_000), dtype=np.longdouble)
+        i = np.arange(min(n - k, max(0, int(n * p) - k) + int(30 * math.sqrt(n * p * (1 - p))) + 300), dtype=np.longdouble)
         steps = np.log(np.longdouble(float(p / (1 - p)))) + np.log((n - k - i) / (k + i + 1))
         log_terms = np.append(np.longdouble(0), np.cumsum(steps))
         gain = -np.expm1(np.longdouble(float(first)) + np.longdouble(float(fall)) * np.arange(len(log_terms)))
@@ -197,8 +197,9 @@ def test_approximate_boxes():
         p = sure(size)
         for slack in (1e-9, 1e-12):
             for delta in (1e-5, 1e-8):
-                survival = (1 - mp.mpf(slack)) ** n
-                truth = lambda e: 1 - survival + survival * two_valued_delta(p, None, n, e)
+                with mp.workdps(40):
+                    lost = 1 - (1 - mp.mpf(slack)) ** n
+                truth = lambda e: lost + (1 - lost) * two_valued_delta(p, None, n, e)
                 judge(epsilon_bounds(ApproximateDP(size, slack), n, delta=delta), truth, delta, 1e-9)
 
 
@@ -253,7 +254,7 @@ def normal(x, m, s):
     return np.exp(-0.5 * ((x - m) / s) ** 2) / s / math.sqrt(2 * math.pi)
 
 
-@pytest.mark.parametrize("case", [(0.8, 0.1, 1), (1.5, 0.02, 2), (1.0, 0.4, 3)])
+@pytest.mark.parametrize("case", [(0.8, 0.1, 1), (1.0, 0.4, 2)])
 def test_two_steps_of_mixtures_and_mirrors(case):
     noise, q, k = case
     weights = binomial(k, q)
@@ -312,6 +313,32 @@ def test_stored_truths():
         bounds = dp_sgd_epsilon(noise_multiplier=case["sigma"], sampling_probability=case["q"], steps=case["T"], delta=case["delta"])
         CASES["judged"] += 1
         assert bounds.lower <= case["eps"] * (1 + 2e-8) and case["eps"] * (1 - 2e-8) <= bounds.upper and bounds.met, (case, bounds)
+
+
+# ---- different mechanisms one after another, by enumeration of all outcomes
+
+def atoms_of(kind, size, slack, q):
+    "P- and Q-masses of the outcomes of a randomised response, of an approximate box, or of a sampled one, in long doubles."
+    up = 1 / (1 + np.exp(-np.longdouble(size)))
+    p, r = np.array([up, 1 - up]), np.array([1 - up, up])
+    if kind == "approximate":
+        return np.append((1 - np.longdouble(slack)) * p, [slack, 0]), np.append((1 - np.longdouble(slack)) * r, [0, slack])
+    return (p, r) if kind == "pure" else ((1 - np.longdouble(q)) * r + np.longdouble(q) * p, r)
+
+
+def test_mixed_lists():
+    rng = np.random.default_rng(8)
+    for case in range(48):
+        p, r, parts = np.ones(1, np.longdouble), np.ones(1, np.longdouble), []
+        for _ in range(rng.integers(2, 4)):
+            kind, size, q, n = rng.choice(["pure", "approximate", "sampled"]), float(rng.uniform(0.05, 2)), float(10 ** rng.uniform(-3, -0.2)), int(rng.integers(1, 4))
+            parts.append((dict(pure=PureDP(size), approximate=ApproximateDP(size, 1e-9), sampled=PoissonSubsampled(PureDP(size), q))[kind], n))
+            for _ in range(n):
+                one, other = atoms_of(kind, size, 1e-9, q)
+                p, r = np.multiply.outer(p, one).ravel(), np.multiply.outer(r, other).ravel()
+        truth = lambda e: float(max(np.maximum(a - np.exp(np.longdouble(e)) * b, 0).sum() for a, b in ((p, r), (r, p))))
+        delta = [1e-2, 1e-4, 1e-6][case % 3]
+        judge(epsilon_bounds(parts, delta=delta), truth, delta, 1e-10)
 
 
 # ---- Rényi curves: a Gaussian keeps the promise of its zCDP
