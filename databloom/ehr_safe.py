@@ -409,35 +409,39 @@ class _Line(nn.Module):
             place[j, :w] = torch.arange(starts[j], starts[j] + w)
         self.register_buffer("place", place)
 
-    def start(self, block, context, about, recent=None):
-        "Logits of masks and values before anything of the line is known."
-        h = self.trunk(context)
-        masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
-        tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
-        if recent is not None:
-            score, recency = recent
-            ever = (recency > 0).float()
-            masks = masks + self.direct_mask(context)
-            sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
-            centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
-            values = values - 0.5 * sharp * (block.scores - centre) ** 2
-            tilt = torch.where(recency > 0, later, tilt)
-        values = values + tilt[..., None] * block.scores
-        if block.levels:
-            logits = block.coder.decode(self.code(h))
-            logits = logits if recent is None else logits + self.direct(context)
-            values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
-        return masks, values + block.base
+# %% ../nbs/04_ehr_safe.ipynb #3d0fe18c
+@patch_to(_Line)
+def start(self: _Line, block, context, about, recent=None):
+    "Logits of masks and values before anything of the line is known."
+    h = self.trunk(context)
+    masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
+    tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
+    if recent is not None:
+        score, recency = recent
+        ever = (recency > 0).float()
+        masks = masks + self.direct_mask(context)
+        sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
+        centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
+        values = values - 0.5 * sharp * (block.scores - centre) ** 2
+        tilt = torch.where(recency > 0, later, tilt)
+    values = values + tilt[..., None] * block.scores
+    if block.levels:
+        logits = block.coder.decode(self.code(h))
+        logits = logits if recent is None else logits + self.direct(context)
+        values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
+    return masks, values + block.base
 
-    def loss(self, block, context, about, code, target, mask, free, recent=None):
-        "Minus log likelihood of each line; `free` masks are modelled, the others are known."
-        mask_logits, logits = self.start(block, context, about, recent)
-        seen = mask.float()
-        mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
-        logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
-        picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
-        masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
-        return (masks * free).sum(-1) - (picked * seen).sum(-1)
+
+@patch_to(_Line)
+def loss(self: _Line, block, context, about, code, target, mask, free, recent=None):
+    "Minus log likelihood of each line; `free` masks are modelled, the others are known."
+    mask_logits, logits = self.start(block, context, about, recent)
+    seen = mask.float()
+    mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
+    logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
+    picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
+    masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
+    return (masks * free).sum(-1) - (picked * seen).sum(-1)
 
 # %% ../nbs/04_ehr_safe.ipynb #e04effac
 def _pick(logits, rng):
@@ -898,7 +902,7 @@ def project_order(
     "Least-squares projection of each line on the non-decreasing ones, over its observed entries."
     rows = np.asarray(rows, dtype=np.float64)
     seen = np.isfinite(rows)
-    wrong = np.flatnonzero((np.diff(np.maximum.accumulate(np.where(seen, rows, -np.inf), axis=1), axis=1) == 0).any(axis=1) | ~seen.all(axis=1))
+    wrong = np.flatnonzero((np.diff(np.where(seen, rows, 0.0), axis=1) < 0).any(axis=1) | ~seen.all(axis=1))
     out = rows.copy()
     for i in wrong:
         line = rows[i, seen[i]]
