@@ -120,6 +120,12 @@ def _sharpen_epsilon(side, delta, tolerance, enough=0.0):
         side.compose(direction, aim * (direction.hard if attempt > 1 else 1.0))
 
 # %% ../nbs/answers.ipynb #49344125
+def _text(name, value):
+    if not isinstance(value, str):
+        refuse(name, value, "text")
+    return value
+
+
 class PrivacyProfile:
     "Everything that can be asked of a composition; laws are composed when a question needs them, and kept."
 
@@ -135,8 +141,10 @@ class PrivacyProfile:
         self.named = parts = _check_parts(mechanism, steps)
         self.tolerance = check_number("tolerance", tolerance, low=1e-8, high=1.0)
         self.mechanism = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
-        self.steps, self.adjacency = sum(n for _, n in parts), adjacency
-        self.assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
+        self.steps, self.adjacency = sum(n for _, n in parts), _text("adjacency", adjacency)
+        if not isinstance(assumptions, (tuple, list)):
+            refuse("assumptions", assumptions, "a tuple of sentences")
+        self.assumptions = tuple(dict.fromkeys(tuple(_text("assumptions", text) for text in assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
         self.boxes = any(isinstance(pair, RenyiBox) for pair, _ in parts)  # Renyi curves have no pair
         self.tight = not self.boxes and (all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once)
         # the slack of (epsilon, delta)-boxes: all is lost with this probability, else they are pure
@@ -354,7 +362,8 @@ def epsilon_table(
             low[i, j] = lower or 0.0
         laws += sum(len(side.laws) for side in profile.sides)
     low, high = _monotone(low, high, np.argsort(counts, kind="stable"), np.argsort(-deltas, kind="stable"))
-    met = not profile.tight or bool((high - low <= tolerance * high).all())
+    known = np.isfinite(high)  # at delta 0 both bounds may be infinite
+    met = not profile.tight or bool((high[known] - low[known] <= tolerance * high[known]).all() and (low[~known] == np.inf).all())
     return EpsilonTable(np.array(counts), deltas, low if profile.tight else None, high, _name(mechanism), adjacency, met, laws, profile.assumptions)
 
 

@@ -121,6 +121,8 @@ def releases_of(
     make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases that plain data describes."
+    if not callable(make):
+        refuse("make", make, "a function that makes a pair of a phase")
     phases = schedule.get("phases") if isinstance(schedule, dict) else schedule
     if not isinstance(phases, (list, tuple)) or not phases:
         refuse("schedule", type(schedule).__name__, "a list of phases, or a mapping with a list under 'phases'")
@@ -137,6 +139,8 @@ def read_schedule(
     make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases of a schedule in a file."
+    if not isinstance(path, (str, Path)):
+        refuse("path", path, "the name of a file")
     path = Path(path)
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         refuse("schedule", str(path), "a file name ending in .json, .yaml or .yml")
@@ -190,6 +194,7 @@ def certificate_of(
     budget: float | None = None,  # epsilon that must not be passed, for the reader
 ) -> Certificate:
     "The certificate of bounds that were computed already."
+    budget = None if budget is None else check_number("budget", budget, low=0.0, open_low=True)
     releases = tuple({**describe(pair), "steps": check_count("steps", n)} for pair, n in parts)
     versions = {"databloom": __version__, "numpy": np.__version__, "python": platform.python_version()}
     return Certificate(releases, bounds.delta, bounds.lower, bounds.upper, bounds.tolerance, bounds.adjacency, bounds.assumptions, versions, budget)
@@ -206,6 +211,8 @@ def certify(
     budget: float | None = None,  # epsilon that must not be passed, for the reader
 ) -> Certificate:
     "Compute the bounds and write the claim down."
+    if not isinstance(assumptions, (tuple, list)) or not all(isinstance(text, str) for text in assumptions):
+        refuse("assumptions", assumptions, "a tuple of sentences")
     bounds = epsilon_bounds(mechanism, steps, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     return certificate_of([(mechanism, steps)] if isinstance(mechanism, (Pair, RenyiBox)) else [(pair, n * steps) for pair, n in mechanism], bounds, budget)
 
@@ -252,6 +259,8 @@ def read_certificate(
     "A certificate, checked for form only."
     if isinstance(source, Certificate):
         return source
+    if not isinstance(source, (dict, str, Path)):
+        refuse("certificate", source, "a path, JSON text, a mapping or a Certificate")
     if not isinstance(source, dict):
         text = source if isinstance(source, str) and source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         try:

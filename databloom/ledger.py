@@ -43,8 +43,11 @@ class Ledger:
         tolerance: float = 1e-3,  # relative width of the bounds
     ):
         self.delta = check_probability("delta", delta, open_high=True)
-        self.budget = math.inf if budget == math.inf else check_number("budget", budget, low=0.0, open_low=True)
-        self.adjacency, self.tolerance = str(adjacency), check_number("tolerance", tolerance, 1e-9, 1.0)
+        self.budget = math.inf if isinstance(budget, float) and budget == math.inf else check_number("budget", budget, low=0.0, open_low=True)
+        for name, value, kinds in (("adjacency", adjacency, str), ("path", path, (str, Path, type(None)))):
+            if not isinstance(value, kinds):
+                refuse(name, value, "text" if name == "adjacency" else "the name of a file")
+        self.adjacency, self.tolerance = adjacency, check_number("tolerance", tolerance, 1e-9, 1.0)
         self.path, self.entries = None if path is None else Path(path), []
         if self.path is not None:
             self._read() if self.path.exists() else self._write()
@@ -208,6 +211,8 @@ def load_ledger(
     path,  # a file that `Ledger.save` wrote
 ) -> Ledger:
     "A ledger from its file, in memory; give `Ledger` the path to keep the file up to date."
+    if not isinstance(path, (str, Path)):
+        refuse("path", path, "the name of a file")
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no ledger at {path}")
     ledger = Ledger(delta=0.5, path=path)
@@ -221,6 +226,8 @@ def renyi_budget(
     order: float,  # of the Renyi divergence, above 1
 ) -> float:  # rho; negative where the order cannot keep the promise
     "The Renyi divergence of one order that still gives (epsilon, delta): equation (1) solved for rho."
+    order = check_number("order", order, low=1.0, open_low=True)
+    epsilon, delta = check_number("epsilon", epsilon, low=0.0), check_probability("delta", delta, open_low=True, open_high=True)
     return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -229,6 +236,7 @@ def best_order(
     delta: float,  # slack probability
 ) -> int:
     "The whole order that lets the most Gaussian releases through."
+    epsilon, delta = check_number("epsilon", epsilon, low=0.0), check_probability("delta", delta, open_low=True, open_high=True)
     orders = np.unique(np.round(np.geomspace(2, 1e6, 4000)).astype(int))
     return int(orders[np.argmax([renyi_budget(epsilon, delta, int(order)) / order for order in orders])])
 

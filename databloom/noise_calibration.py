@@ -206,7 +206,10 @@ def _checked(epsilon, delta, accuracy, mechanism):
 def _run(mechanism, noise_multiplier, sampling_probability, adjacency, sampling, how):
     "The pair of one step."
     noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
-    pair = mechanism(noise_multiplier)
+    try:
+        pair = mechanism(noise_multiplier)
+    except TypeError as error:
+        refuse("mechanism", mechanism, f"a function of one number ({error})")
     if not isinstance(pair, Pair):
         refuse("mechanism", mechanism, "a function that returns a Pair")
     return worst_case(pair, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
