@@ -102,25 +102,36 @@ def normal_masses(
 ):  # masses of the standard normal law between them, shape (k,), and a bound on the relative error of each
     "Normal probabilities of intervals, each with full relative accuracy."
     low, high = z[:-1], z[1:]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         width = high - low
-    far = np.maximum(np.abs(low), np.abs(high))
-    with np.errstate(invalid="ignore"):
+        far = np.maximum(np.abs(low), np.abs(high))
         thin = width * (far + 2) <= 0.4
-    mass, relative = np.zeros(len(low)), np.zeros(len(low))
-    center, half = low[thin] + 0.5 * width[thin], 0.5 * width[thin]
-    density = sum(w * np.exp(-0.5 * (center + node * half) ** 2) for node, w in zip(_nodes, _weights))
-    mass[thin] = density * half / math.sqrt(2 * math.pi)
-    relative[thin] = ulp * (24 + 8 * far[thin] ** 2)
-    wide = ~thin
-    right = low[wide] > 0
-    below = ndtr(np.where(right, -high[wide], low[wide]))
-    above = ndtr(np.where(right, -low[wide], high[wide]))
-    mass[wide] = above - below
-    near = np.minimum(np.abs(low[wide]), np.abs(high[wide]))  # the larger of the two values lies here
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative[wide] = np.where(mass[wide] > 0, (2e-13 + 4 * ulp * near**2) * (above + below) / mass[wide], 0.0)
+        if thin.all():
+            return _thin_masses(low, width), ulp * (24 + 8 * far**2)
+        if not thin.any():
+            return _wide_masses(low, high)
+        mass, relative, wide = np.zeros(len(low)), np.zeros(len(low)), ~thin
+        mass[thin], relative[thin] = _thin_masses(low[thin], width[thin]), ulp * (24 + 8 * far[thin] ** 2)
+        mass[wide], relative[wide] = _wide_masses(low[wide], high[wide])
     return mass, relative
+
+
+def _thin_masses(low, width):
+    half = 0.5 * width
+    center = low + half
+    if len(low) < 500:
+        density = _weights @ np.exp(-0.5 * (center + _nodes[:, None] * half) ** 2)
+    else:
+        density = sum(w * np.exp(-0.5 * (center + node * half) ** 2) for node, w in zip(_nodes, _weights))
+    return density * (half / math.sqrt(2 * math.pi))
+
+
+def _wide_masses(low, high):
+    right = low > 0
+    below, above = ndtr(np.where(right, -high, low)), ndtr(np.where(right, -low, high))
+    mass = above - below
+    near = np.minimum(np.abs(low), np.abs(high))  # the larger of the two values lies here
+    return mass, np.where(mass > 0, (2e-13 + 4 * ulp * near**2) * (above + below) / mass, 0.0)
 
 # %% ../nbs/mechanisms.ipynb #ffa97b8a
 class Gaussian(Pair):
