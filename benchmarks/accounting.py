@@ -208,7 +208,9 @@ def width_of(peer, r, truth):
     "Relative width of a peer's answer: of its own interval, or of its upper bound over the truth's lower one; infinite if it misses the truth."
     if not r["upper"] < math.inf or r["upper"] < truth["lower"] or r.get("lower", 0.0) > truth["upper"]:
         return math.inf
-    return (r["upper"] - (truth["lower"] if peer == "dots" else r["lower"])) / r["upper"]
+    if peer == "dots":  # no finer than the truth is known
+        return max(r["upper"] - truth["lower"], truth["upper"] - truth["lower"]) / r["upper"]
+    return (r["upper"] - r["lower"]) / r["upper"]
 
 
 def ladder(environment, peer, case, seconds, truth):
@@ -243,7 +245,7 @@ def ladder(environment, peer, case, seconds, truth):
 
 
 def peer_table(environment, peer, seconds, cases):
-    names = dict(dots="dp-accounting 0.6.0, Connect-the-Dots (its width: its upper bound over our lower one)",
+    names = dict(dots="dp-accounting 0.6.0, Connect-the-Dots (its width: its upper bound over our lower one, no finer than we know the truth)",
                  buckets="dp-accounting 0.6.0, Privacy Buckets, upper and lower", prv="prv-accountant 0.2.0, certified interval")
     rows = []
     for case in cases:

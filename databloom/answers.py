@@ -74,13 +74,26 @@ _aims = (0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.3, 0.3)
 _smallest = 1e-290  # deltas below are only bounded by Chernoff
 
 
+def _aimed(side, epsilon):
+    "Chapter 01's estimates for the delta that belongs to `epsilon`, by Newton's method on its logarithm; None where delta is too small."
+    log_delta, slope = _guess(side.parts, side.swapped, epsilon)
+    for _ in range(8):
+        if log_delta < math.log(_smallest):
+            return None
+        direction = _Direction(side.parts, math.exp(log_delta), side.swapped, 1e-3)
+        move = (direction.epsilon - epsilon) * direction.slope
+        if abs(move) < 0.5:
+            break
+        log_delta = min(log_delta + min(max(move, -30.0), 30.0), -1e-9)
+    direction.epsilon, direction.slope = max(epsilon, 1e-12), max(direction.slope, 1e-6)
+    return direction
+
+# %% ../nbs/answers.ipynb #16ded29e
 def _sharpen_delta(side, epsilon, tolerance, enough=0.0):
     "Compose until delta at `epsilon` is known up to the factor 1 + tolerance, or is at most `enough`."
-    log_delta, slope = _guess(side.parts, side.swapped, epsilon)
-    if log_delta < math.log(_smallest):
+    direction, at = _aimed(side, epsilon), np.array([epsilon])
+    if direction is None:
         return
-    direction, at = _Direction(side.parts, math.exp(log_delta), side.swapped), np.array([epsilon])
-    direction.epsilon, direction.slope = max(epsilon, 1e-12), max(slope, 1e-6)
     wide = math.inf
     for attempt, share in enumerate(_aims):
         low, high = (float(x[0]) for x in side.delta(at))
@@ -107,6 +120,12 @@ def _sharpen_epsilon(side, delta, tolerance, enough=0.0):
         side.compose(direction, aim * (direction.hard if attempt > 1 else 1.0))
 
 # %% ../nbs/answers.ipynb #49344125
+def _text(name, value):
+    if not isinstance(value, str):
+        refuse(name, value, "text")
+    return value
+
+
 class PrivacyProfile:
     "Everything that can be asked of a composition; laws are composed when a question needs them, and kept."
 
@@ -122,8 +141,10 @@ class PrivacyProfile:
         self.named = parts = _check_parts(mechanism, steps)
         self.tolerance = check_number("tolerance", tolerance, low=1e-8, high=1.0)
         self.mechanism = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
-        self.steps, self.adjacency = sum(n for _, n in parts), adjacency
-        self.assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
+        self.steps, self.adjacency = sum(n for _, n in parts), _text("adjacency", adjacency)
+        if not isinstance(assumptions, (tuple, list)):
+            refuse("assumptions", assumptions, "a tuple of sentences")
+        self.assumptions = tuple(dict.fromkeys(tuple(_text("assumptions", text) for text in assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
         self.boxes = any(isinstance(pair, RenyiBox) for pair, _ in parts)  # Renyi curves have no pair
         self.tight = not self.boxes and (all(pair.tight for pair, _ in parts) or self.steps == 1 and parts[0][0].tight_once)
         # the slack of (epsilon, delta)-boxes: all is lost with this probability, else they are pure
@@ -193,7 +214,7 @@ def _by_inversion(profile, epsilon):
         root, step = min(root + step, high), 2 * step
     return math.exp(root)
 
-
+# %% ../nbs/answers.ipynb #06c65264
 def _with_slack(profile, low, high):
     "Bounds on delta with what the boxes lose for certain."
     if profile.slack == 0:
@@ -219,7 +240,7 @@ def _profile_delta(profile, epsilon):
 
 PrivacyProfile.delta = _profile_delta
 
-
+# %% ../nbs/answers.ipynb #d9733d07
 def delta_bounds(
     mechanism,  # a `Pair`, or a list of (Pair, count) for different mechanisms one after another
     steps: int = 1,  # how many times it runs
@@ -255,7 +276,7 @@ def dp_sgd_delta(
 def _frame(columns):
     return need("pandas", "frame").DataFrame(columns)
 
-
+# %% ../nbs/answers.ipynb #ffdfdd9b
 @dataclass(frozen=True)
 class EpsilonTable(Result):
     "Certified bounds on epsilon for several numbers of steps and several deltas."
@@ -289,7 +310,7 @@ class EpsilonTable(Result):
             ax.legend()
         return ax
 
-# %% ../nbs/answers.ipynb #ffdfdd9b
+# %% ../nbs/answers.ipynb #3041b151
 def _profile_epsilon(profile, delta):
     "Certified lower and upper bound on epsilon at one delta: two numbers, the first None where the pair is not reached."
     delta = check_probability("delta", delta, open_high=True)
@@ -318,7 +339,7 @@ def _profile_epsilon(profile, delta):
 
 PrivacyProfile.epsilon = _profile_epsilon
 
-
+# %% ../nbs/answers.ipynb #17f227ef
 def epsilon_table(
     mechanism,  # a `Pair`, or a list of (Pair, count) that makes one step
     steps,  # numbers of steps, shape (k,)
@@ -341,14 +362,15 @@ def epsilon_table(
             low[i, j] = lower or 0.0
         laws += sum(len(side.laws) for side in profile.sides)
     low, high = _monotone(low, high, np.argsort(counts, kind="stable"), np.argsort(-deltas, kind="stable"))
-    met = not profile.tight or bool((high - low <= tolerance * high).all())
+    known = np.isfinite(high)  # at delta 0 both bounds may be infinite
+    met = not profile.tight or bool((high[known] - low[known] <= tolerance * high[known]).all() and (low[~known] == np.inf).all())
     return EpsilonTable(np.array(counts), deltas, low if profile.tight else None, high, _name(mechanism), adjacency, met, laws, profile.assumptions)
 
 
 def _name(mechanism):
     return PrivacyProfile(mechanism).mechanism
 
-
+# %% ../nbs/answers.ipynb #1c770ac6
 def _monotone(low, high, rows, columns):
     "Bounds that rise along both orders: lower ones carried up, upper ones carried down."
     low, high = low[np.ix_(rows, columns)], high[np.ix_(rows, columns)]
@@ -428,7 +450,7 @@ class _Attack:
         intercept, slope = self.below
         return np.array([min(1.0, max(a, float((intercept + slope * a).min()) - 32 * ulp * (1 + a))) for a in alpha])
 
-
+# %% ../nbs/answers.ipynb #5867160a
 def _attacks(profile, smallest_fpr, count=1500):
     "The two attacks: the null hypothesis that the record is out, and that it is in."
     curves = []
@@ -489,7 +511,7 @@ class TradeOff(Result):
             ax.legend()
         return ax
 
-
+# %% ../nbs/answers.ipynb #4e333852
 def trade_off(
     mechanism,  # a `Pair`, or a list of (Pair, count)
     steps: int = 1,  # how many times it runs
@@ -538,7 +560,7 @@ def _needed(attack, alpha):
         mu = np.where(ends < 1, ndtri(np.minimum(ends, 1.0)), math.inf) - ndtri(np.array([alpha[:-1], alpha[1:]]))
     return float(mu.max())
 
-
+# %% ../nbs/answers.ipynb #38992414
 def gdp_bounds(
     mechanism,  # a `Pair`, or a list of (Pair, count)
     steps: int = 1,  # how many times it runs
@@ -582,7 +604,7 @@ class AttackSuccess(Result):
                           f"membership advantage: {between(self.advantage_lower, self.advantage_upper)}",
                           f"  {self.mechanism}, {self.steps:,} steps, adjacency {self.adjacency}"] + [f"  assumes: {text}" for text in self.assumptions])
 
-
+# %% ../nbs/answers.ipynb #06a78126
 def attack_success(
     mechanism,  # a `Pair`, or a list of (Pair, count)
     steps: int = 1,  # how many times it runs

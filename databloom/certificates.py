@@ -58,7 +58,7 @@ def describe(
         spec[_key(name)] = _as_data(value)
     return spec if isinstance(pair, RenyiBox) or pair.tight == cls.tight else {**spec, "tight": bool(pair.tight)}
 
-
+# %% ../nbs/certificates.ipynb #b348778b
 def _key(name):
     return "base" if name == "mechanism" else name  # "mechanism" holds the name of the class
 
@@ -121,6 +121,8 @@ def releases_of(
     make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases that plain data describes."
+    if not callable(make):
+        refuse("make", make, "a function that makes a pair of a phase")
     phases = schedule.get("phases") if isinstance(schedule, dict) else schedule
     if not isinstance(phases, (list, tuple)) or not phases:
         refuse("schedule", type(schedule).__name__, "a list of phases, or a mapping with a list under 'phases'")
@@ -131,12 +133,14 @@ def releases_of(
         parts.append((make({key: value for key, value in phase.items() if key != "steps"}), check_count("steps", phase.get("steps", 1), high=10**12)))
     return parts
 
-
+# %% ../nbs/certificates.ipynb #3fbc0854
 def read_schedule(
     path,  # a .json file, or .yaml or .yml where PyYAML is installed
     make=mechanism_of,  # makes a pair of a phase without its steps
 ) -> list:  # pairs (Pair, steps)
     "The releases of a schedule in a file."
+    if not isinstance(path, (str, Path)):
+        refuse("path", path, "the name of a file")
     path = Path(path)
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         refuse("schedule", str(path), "a file name ending in .json, .yaml or .yml")
@@ -183,13 +187,14 @@ class Certificate(Result):
         return (f"certificate: {steps:,} releases are ({self.upper:.9g}, {self.delta:g})-differentially private for adjacency {self.adjacency}{low}\n"
                 f"  computed by databloom {self.versions.get('databloom')}")
 
-
+# %% ../nbs/certificates.ipynb #402ed2b9
 def certificate_of(
     parts,  # pairs (Pair, count)
     bounds,  # the `EpsilonBounds` of these releases
     budget: float | None = None,  # epsilon that must not be passed, for the reader
 ) -> Certificate:
     "The certificate of bounds that were computed already."
+    budget = None if budget is None else check_number("budget", budget, low=0.0, open_low=True)
     releases = tuple({**describe(pair), "steps": check_count("steps", n)} for pair, n in parts)
     versions = {"databloom": __version__, "numpy": np.__version__, "python": platform.python_version()}
     return Certificate(releases, bounds.delta, bounds.lower, bounds.upper, bounds.tolerance, bounds.adjacency, bounds.assumptions, versions, budget)
@@ -206,6 +211,8 @@ def certify(
     budget: float | None = None,  # epsilon that must not be passed, for the reader
 ) -> Certificate:
     "Compute the bounds and write the claim down."
+    if not isinstance(assumptions, (tuple, list)) or not all(isinstance(text, str) for text in assumptions):
+        refuse("assumptions", assumptions, "a tuple of sentences")
     bounds = epsilon_bounds(mechanism, steps, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     return certificate_of([(mechanism, steps)] if isinstance(mechanism, (Pair, RenyiBox)) else [(pair, n * steps) for pair, n in mechanism], bounds, budget)
 
@@ -229,7 +236,7 @@ class Verification(Result):
         new = f"at most {self.upper:.9g}" if self.lower is None else f"[{self.lower:.9g}, {self.upper:.9g}]"
         return f"{'confirmed' if self.confirmed else 'NOT confirmed'}: {self.reason}\n  computed here: epsilon {new} at delta = {self.delta:g}"
 
-
+# %% ../nbs/certificates.ipynb #3772a75e
 def _of_ledger(content):
     "The certificate in a ledger's file, whose entries must be those that it certifies."
     claim, counts = content.get("certificate"), [{}, {}]
@@ -245,13 +252,15 @@ def _of_ledger(content):
         refuse("certificate", "a ledger whose entries are not those that it certifies", "whole")
     return claim
 
-
+# %% ../nbs/certificates.ipynb #bb66155b
 def read_certificate(
     source,  # a path, JSON text, a mapping, or a Certificate
 ) -> Certificate:
     "A certificate, checked for form only."
     if isinstance(source, Certificate):
         return source
+    if not isinstance(source, (dict, str, Path)):
+        refuse("certificate", source, "a path, JSON text, a mapping or a Certificate")
     if not isinstance(source, dict):
         text = source if isinstance(source, str) and source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         try:

@@ -22,7 +22,7 @@ def _save_plot(result, path):
     with whole_file(path, "wb") as file:
         figure.savefig(file, format=kind)
 
-
+# %% ../nbs/cli_accounting.ipynb #c9d427dc
 def _releases(noise_multiplier, sampling_probability, steps, schedule, **how):
     "The releases of a run as a list of (Pair, count), and the name of its neighbours."
     from databloom.connect_the_dots import _neighbours, _sgd_pair
@@ -62,6 +62,11 @@ _cap = typer.Option(None, help="Largest batch, for truncated_poisson.")
 _schedule = typer.Option(None, help="File of phases (JSON or YAML), each with noise_multiplier, sampling_probability and steps.")
 _json = typer.Option(False, "--json", help="Print JSON.")
 _plot = typer.Option(None, help="Also draw the answer to this file (png, svg or pdf).")
+_quiet = typer.Option(False, "--quiet", help="Print only the answer, without its assumptions.")
+
+
+def _tell(answer, as_json, quiet):
+    print(answer.to_json() if as_json else str(answer).splitlines()[0] if quiet else answer)
 
 # %% ../nbs/cli_accounting.ipynb #f802fe29
 def epsilon(
@@ -78,6 +83,7 @@ def epsilon(
     method: str = typer.Option("auto", help="auto, direct, two_stage or core_tail."),
     schedule: Optional[str] = _schedule,
     as_json: bool = _json,
+    quiet: bool = _quiet,
     plot: Optional[str] = _plot,
     certificate: Optional[str] = typer.Option(None, help="Also write a certificate (JSON) to this file, for `databloom verify`."),
 ):
@@ -93,7 +99,7 @@ def epsilon(
         from databloom.certificates import certificate_of
 
         certificate_of(parts, bounds).to_json(certificate)
-    print(bounds.to_json() if as_json else bounds)
+    _tell(bounds, as_json, quiet)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -113,6 +119,7 @@ def delta(
     max_batch_size: Optional[int] = _cap,
     schedule: Optional[str] = _schedule,
     as_json: bool = _json,
+    quiet: bool = _quiet,
 ):
     "Certified lower and upper bounds on the delta of a DP-SGD run."
     from databloom.answers import delta_bounds
@@ -121,7 +128,7 @@ def delta(
     how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     parts, neighbours = _releases(noise_multiplier, sampling_probability, steps, schedule, **how)
     bounds = delta_bounds(parts, epsilon=epsilon, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
-    print(bounds.to_json() if as_json else bounds)
+    _tell(bounds, as_json, quiet)
 
 
 delta_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -140,6 +147,7 @@ def noise(
     max_batch_size: Optional[int] = _cap,
     accuracy: float = typer.Option(1e-4, help="Relative distance from the smallest possible noise to aim for."),
     as_json: bool = _json,
+    quiet: bool = _quiet,
     plot: Optional[str] = _plot,
 ):
     "The smallest noise multiplier that meets a target, certified sufficient."
@@ -149,7 +157,7 @@ def noise(
     answer = calibrate_noise(epsilon=epsilon, delta=delta, steps=steps, sampling_probability=sampling_probability, accuracy=accuracy, **how)
     if plot is not None:
         _save_plot(answer, plot)
-    print(answer.to_json() if as_json else answer)
+    _tell(answer, as_json, quiet)
 
 
 noise_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -171,7 +179,7 @@ def _step_counts(steps, points):
     points = check_count("points", points, low=2, high=200)
     return sorted({1, counts[0], *(round(counts[0] ** (i / (points - 1))) for i in range(points))})
 
-
+# %% ../nbs/cli_accounting.ipynb #691b12f7
 def curve(
     noise_multiplier: float = typer.Option(..., help="Standard deviation of the noise over the clipping norm."),
     steps: List[str] = typer.Option(..., help="The last number of steps, or several with commas."),
@@ -185,6 +193,7 @@ def curve(
     max_batch_size: Optional[int] = _cap,
     points: int = typer.Option(13, help="How many numbers of steps, when only the last is given."),
     as_json: bool = _json,
+    quiet: bool = _quiet,
     plot: Optional[str] = _plot,
 ):
     "Certified bounds on epsilon against the number of steps."
@@ -211,12 +220,14 @@ curve_app.command("curve")(curve)
 def verify(
     certificate: str = typer.Argument(..., help="A file that `databloom epsilon --certificate` wrote."),
     as_json: bool = _json,
+    quiet: bool = _quiet,
 ):
     "Compute the bounds of a certificate again and compare."
     from databloom.certificates import verify
 
     answer = verify(certificate)
-    print(answer.to_json() if as_json else answer)
+    if as_json or not quiet:
+        _tell(answer, as_json, quiet)
     if not answer.confirmed:
         raise typer.Exit(1)
 

@@ -82,7 +82,7 @@ def fit(
     id: str = typer.Option("id", "--id", help="Name of the id column, for folders without a schema."),
     time: str = typer.Option("time", "--time", help="Name of the time column, for folders without a schema."),
     outcome: Optional[str] = typer.Option(None, "--outcome", help="Name of the outcome, for folders without a schema."),
-    epochs: Optional[int] = typer.Option(None, "--epochs", help="Passes over the patients (default: about 1,000 steps, at most 40 passes)."),
+    epochs: Optional[int] = typer.Option(None, "--epochs", help="Passes over the patients (default: 40, fewer for more than 30,000 rows)."),
     min_count: Optional[int] = typer.Option(None, "--min-count", help="Entries that a stored value must have (default: 5; 1 stores every real value)."),
     clip: Optional[float] = typer.Option(None, "--clip", help="Share of a column's entries at either end that are moved inwards first (default: 0)."),
     checkpoint: Optional[Path] = typer.Option(None, "--checkpoint", help="Folder to save the training in now and then, and to go on from."),

@@ -83,7 +83,7 @@ def _mixture(event, adjacency):
         raise _Unsupported("a mixture of Gaussians is told for ADD_OR_REMOVE_ONE or REPLACE_SPECIAL only")
     return MixtureOfGaussians(event.standard_deviation, event.sensitivities, event.sampling_probs) if any(event.sensitivities) else None
 
-
+# %% ../nbs/dp_accounting_adapter.ipynb #723836c1
 def _truncated(event, adjacency):
     if 0 in (event.sampling_probability, event.truncated_batch_size, event.dataset_size):
         return None

@@ -409,35 +409,39 @@ class _Line(nn.Module):
             place[j, :w] = torch.arange(starts[j], starts[j] + w)
         self.register_buffer("place", place)
 
-    def start(self, block, context, about, recent=None):
-        "Logits of masks and values before anything of the line is known."
-        h = self.trunk(context)
-        masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
-        tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
-        if recent is not None:
-            score, recency = recent
-            ever = (recency > 0).float()
-            masks = masks + self.direct_mask(context)
-            sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
-            centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
-            values = values - 0.5 * sharp * (block.scores - centre) ** 2
-            tilt = torch.where(recency > 0, later, tilt)
-        values = values + tilt[..., None] * block.scores
-        if block.levels:
-            logits = block.coder.decode(self.code(h))
-            logits = logits if recent is None else logits + self.direct(context)
-            values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
-        return masks, values + block.base
+# %% ../nbs/04_ehr_safe.ipynb #3d0fe18c
+@patch_to(_Line)
+def start(self: _Line, block, context, about, recent=None):
+    "Logits of masks and values before anything of the line is known."
+    h = self.trunk(context)
+    masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
+    tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
+    if recent is not None:
+        score, recency = recent
+        ever = (recency > 0).float()
+        masks = masks + self.direct_mask(context)
+        sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
+        centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
+        values = values - 0.5 * sharp * (block.scores - centre) ** 2
+        tilt = torch.where(recency > 0, later, tilt)
+    values = values + tilt[..., None] * block.scores
+    if block.levels:
+        logits = block.coder.decode(self.code(h))
+        logits = logits if recent is None else logits + self.direct(context)
+        values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
+    return masks, values + block.base
 
-    def loss(self, block, context, about, code, target, mask, free, recent=None):
-        "Minus log likelihood of each line; `free` masks are modelled, the others are known."
-        mask_logits, logits = self.start(block, context, about, recent)
-        seen = mask.float()
-        mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
-        logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
-        picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
-        masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
-        return (masks * free).sum(-1) - (picked * seen).sum(-1)
+
+@patch_to(_Line)
+def loss(self: _Line, block, context, about, code, target, mask, free, recent=None):
+    "Minus log likelihood of each line; `free` masks are modelled, the others are known."
+    mask_logits, logits = self.start(block, context, about, recent)
+    seen = mask.float()
+    mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
+    logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
+    picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
+    masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
+    return (masks * free).sum(-1) - (picked * seen).sum(-1)
 
 # %% ../nbs/04_ehr_safe.ipynb #e04effac
 def _pick(logits, rng):
@@ -596,7 +600,7 @@ class EhrSettings:
     min_count: int = 5  # entries that a cell of the normalisation must pool; 1 stores real values
     cells: int | None = None  # at most about this many cells a column; None: no limit
     clip: float = 0.0  # share of a column's entries at either end that are moved to the quantile there before anything is learned
-    epochs: int | None = None  # passes of the encoder-decoder over the patients; None: about 1,000 steps, at least 4 and at most 40 passes
+    epochs: int | None = None  # passes of the encoder-decoder over the patients; None: as many as make 1.2 million rows, at least 3 and at most 40
     batch: int = 64  # patients a step
     rate: float = 4e-3  # learning rate of the encoder-decoder
     dropout: float = 0.15
@@ -756,9 +760,9 @@ def _groups(network, boost=5.0):
     return [{"params": slow, "boost": 1.0}, {"params": fast, "boost": boost, "weight_decay": 0.0}]
 
 
-def _passes(settings, patients, steps=1000):
-    "How many epochs: as chosen, or as many as make about `steps` steps."
-    return settings.epochs or int(np.clip(math.ceil(steps * settings.batch / patients), 4, 40))
+def _passes(settings, rows, wanted=1.2e6):
+    "How many epochs: as chosen, or as many as make about `wanted` rows."
+    return settings.epochs or int(np.clip(math.ceil(wanted / max(1, rows)), 3, 40))
 
 
 def _epoch(network, adam, average, data, who, settings, seed, device, done):
@@ -768,7 +772,7 @@ def _epoch(network, adam, average, data, who, settings, seed, device, done):
     rows, parts = max(1.0, float(data.length[who].mean())), _batches(data.length, who, settings.batch, rng)
     for step, part in enumerate(parts):
         for group in adam.param_groups:
-            group["lr"] = group["boost"] * settings.rate * _rate(done + step / len(parts) / _passes(settings, len(who)), 1.0)
+            group["lr"] = group["boost"] * settings.rate * _rate(done + step / len(parts) / _passes(settings, data.length[who].sum()), 1.0)
         if len(part) < 2:
             continue
         batch = _Batch(data, part, network, rng, device)
@@ -898,7 +902,7 @@ def project_order(
     "Least-squares projection of each line on the non-decreasing ones, over its observed entries."
     rows = np.asarray(rows, dtype=np.float64)
     seen = np.isfinite(rows)
-    wrong = np.flatnonzero((np.diff(np.maximum.accumulate(np.where(seen, rows, -np.inf), axis=1), axis=1) == 0).any(axis=1) | ~seen.all(axis=1))
+    wrong = np.flatnonzero((np.diff(np.where(seen, rows, 0.0), axis=1) < 0).any(axis=1) | ~seen.all(axis=1))
     out = rows.copy()
     for i in wrong:
         line = rows[i, seen[i]]
@@ -1192,7 +1196,7 @@ def _learn(self: EhrSafe, data, checkpoint):
     self._estimate(network, data, who)
     state = _TrainingState(checkpoint, network, average, adam, self._fingerprint(data))
     trace, best, kept = state.resume()
-    epochs = _passes(s, len(who))
+    epochs = _passes(s, data.length[who].sum())
     for epoch in range(len(trace), epochs):
         _epoch(network, adam, average, data, who, s, seed * 100_003 + epoch, device, epoch / epochs)
         last = epoch == epochs - 1
@@ -1218,15 +1222,17 @@ def _learn(self: EhrSafe, data, checkpoint):
 def _estimate(self: EhrSafe, network, data, who):
     "Time a batch and say what the fit will take."
     s, rng = self.settings, np.random.default_rng(0)
-    part = who[: s.batch]
+    parts = _batches(data.length, who, s.batch, rng)
+    padded = lambda part: len(part) * max(1, int(data.length[part].max(initial=1)))
+    part = sorted(parts, key=padded)[len(parts) // 2]
     for _ in range(2):                                           # the first one warms up
         began = clock.perf_counter()
         batch = _Batch(data, part, network, rng, self.device)
         network.loss(batch, network.encode(batch)).mean().backward()
         network.zero_grad(set_to_none=True)
     spent = clock.perf_counter() - began
-    rows = max(1, int(data.length[part].sum()))
-    seconds = spent / rows * (data.length[who].sum() + len(who)) * _passes(s, len(who)) * 1.2 + s.gan_steps * s.critic_steps * 0.006 + s.calibration * 5e-4
+    training = spent / padded(part) * sum(map(padded, parts)) * _passes(s, data.length[who].sum()) * 1.2
+    seconds = training + s.gan_steps * s.critic_steps * 0.006 + s.calibration * data.length.mean() * network.rows.fields * 3e-6
     stored = sum(a.nbytes for block in (data.static, data.rows) for a in (block.start, block.width, block.target, block.mask)) + data.back.nbytes
     per_batch = min(6000, s.batch * max(1, int(data.length.max(initial=1)))) * (network.inputs * 6 + s.hidden * 30 + network.rows.fields * network.rows.bins * 8) * 4
     self._say(f"about {seconds:.0f} s on this machine and {(stored * 2 + per_batch) / 2**20 + 400:.0f} MB to fit {len(data.label):,} patients with {len(data.rows.mask):,} rows")

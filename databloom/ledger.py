@@ -43,8 +43,11 @@ class Ledger:
         tolerance: float = 1e-3,  # relative width of the bounds
     ):
         self.delta = check_probability("delta", delta, open_high=True)
-        self.budget = math.inf if budget == math.inf else check_number("budget", budget, low=0.0, open_low=True)
-        self.adjacency, self.tolerance = str(adjacency), check_number("tolerance", tolerance, 1e-9, 1.0)
+        self.budget = math.inf if isinstance(budget, float) and budget == math.inf else check_number("budget", budget, low=0.0, open_low=True)
+        for name, value, kinds in (("adjacency", adjacency, str), ("path", path, (str, Path, type(None)))):
+            if not isinstance(value, kinds):
+                refuse(name, value, "text" if name == "adjacency" else "the name of a file")
+        self.adjacency, self.tolerance = adjacency, check_number("tolerance", tolerance, 1e-9, 1.0)
         self.path, self.entries = None if path is None else Path(path), []
         if self.path is not None:
             self._read() if self.path.exists() else self._write()
@@ -86,7 +89,7 @@ def _ledger_epsilon(self) -> EpsilonBounds:
     "Certified bounds on epsilon of everything released so far."
     return _ledger_bounds(self)
 
-
+# %% ../nbs/ledger.ipynb #d9cffea2
 def _ledger_delta(
     self,
     epsilon: float,  # bound on the privacy loss
@@ -95,7 +98,7 @@ def _ledger_delta(
     parts = _ledger_parts(self)
     return delta_bounds(parts, epsilon=epsilon, tolerance=self.tolerance, adjacency=self.adjacency, assumptions=(_planned,)) if parts else None
 
-# %% ../nbs/ledger.ipynb #d9cffea2
+# %% ../nbs/ledger.ipynb #8dae92fb
 def _ledger_spend(
     self,
     mechanism,  # a `Pair`, or a mapping that describes one
@@ -120,7 +123,7 @@ def _ledger_allows(self, mechanism, steps: int = 1) -> bool:
     "Whether a release would stay within the budget; nothing is written down."
     return _ledger_bounds(self, [_ledger_entry(mechanism, steps, "")]).upper <= self.budget
 
-
+# %% ../nbs/ledger.ipynb #b8e526ba
 def _ledger_left(
     self,
     mechanism,  # a `Pair`, or a mapping that describes one
@@ -167,7 +170,7 @@ def _ledger_save(
 def _ledger_write(self):
     self.save(self.path)
 
-
+# %% ../nbs/ledger.ipynb #062fd22b
 def _ledger_read(self):
     "Take over what the file says."
     try:
@@ -185,7 +188,7 @@ def _ledger_read(self):
         refuse("path", str(self.path), f"a whole ledger ({error!r} is wrong)")
     self.budget, self.delta, self.entries = budget, delta, entries
 
-
+# %% ../nbs/ledger.ipynb #b4343e21
 @contextmanager
 def _ledger_lock(self):
     if self.path is None:
@@ -208,6 +211,8 @@ def load_ledger(
     path,  # a file that `Ledger.save` wrote
 ) -> Ledger:
     "A ledger from its file, in memory; give `Ledger` the path to keep the file up to date."
+    if not isinstance(path, (str, Path)):
+        refuse("path", path, "the name of a file")
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no ledger at {path}")
     ledger = Ledger(delta=0.5, path=path)
@@ -221,6 +226,8 @@ def renyi_budget(
     order: float,  # of the Renyi divergence, above 1
 ) -> float:  # rho; negative where the order cannot keep the promise
     "The Renyi divergence of one order that still gives (epsilon, delta): equation (1) solved for rho."
+    order = check_number("order", order, low=1.0, open_low=True)
+    epsilon, delta = check_number("epsilon", epsilon, low=0.0), check_probability("delta", delta, open_low=True, open_high=True)
     return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -229,6 +236,7 @@ def best_order(
     delta: float,  # slack probability
 ) -> int:
     "The whole order that lets the most Gaussian releases through."
+    epsilon, delta = check_number("epsilon", epsilon, low=0.0), check_probability("delta", delta, open_low=True, open_high=True)
     orders = np.unique(np.round(np.geomspace(2, 1e6, 4000)).astype(int))
     return int(orders[np.argmax([renyi_budget(epsilon, delta, int(order)) / order for order in orders])])
 
@@ -303,7 +311,7 @@ class RenyiFilter:
 class PrivateContents(ValueError):
     "Somebody tried to write down what must not leave the ledger."
 
-
+# %% ../nbs/ledger.ipynb #2dcb6029
 class PersonalLedger:
     "What each person has paid; whoever cannot pay is left out. Its contents are private and have no way out."
 
@@ -340,7 +348,7 @@ class PersonalLedger:
     def __repr__(self):
         return f"PersonalLedger: epsilon {self._gate.epsilon:g} at delta = {self._gate.delta:g} for each person, order {self._gate.order}, {self.releases:,} releases (contents private)"
 
-
+# %% ../nbs/ledger.ipynb #01f1df8a
 def _personal_costs(ratio, q, order):
     "The divergence of each person, of norm over noise `ratio`; equal norms are computed once."
     if q == 1:

@@ -53,7 +53,7 @@ def _least(bounds):
     "The lower bound; where there is none the upper one stands in, and the search is for the smallest noise that can be certified."
     return bounds.upper if bounds.lower is None else bounds.lower
 
-
+# %% ../nbs/noise_calibration.ipynb #bd2c17f0
 class _Search:
     "Evaluations of a monotone epsilon and the bracket that they leave: `enough` meets the target, `short` does not."
 
@@ -124,7 +124,7 @@ def _calibrate(evaluate, estimate, target, rising, low, high, start, accuracy, w
         slope = _steeper(search.points, slope)
     return search
 
-
+# %% ../nbs/noise_calibration.ipynb #4bc23e75
 def _steeper(points, slope):
     "The slope between the last two points, where they are far enough apart to tell."
     (x, a), (y, b) = points[-2:]
@@ -180,7 +180,7 @@ class Calibration(Result):
             ax.legend()
         return ax
 
-
+# %% ../nbs/noise_calibration.ipynb #67f0c438
 def _calibration(search, parameter, run, target, delta, accuracy, allowed):
     if search.enough is None:
         refuse("epsilon", target, allowed)
@@ -206,7 +206,10 @@ def _checked(epsilon, delta, accuracy, mechanism):
 def _run(mechanism, noise_multiplier, sampling_probability, adjacency, sampling, how):
     "The pair of one step."
     noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
-    pair = mechanism(noise_multiplier)
+    try:
+        pair = mechanism(noise_multiplier)
+    except TypeError as error:
+        refuse("mechanism", mechanism, f"a function of one number ({error})")
     if not isinstance(pair, Pair):
         refuse("mechanism", mechanism, "a function that returns a Pair")
     return worst_case(pair, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
@@ -277,7 +280,7 @@ def calibrate_steps(
     run = dict(noise_multiplier=float(noise_multiplier), sampling_probability=q, steps=None)
     return _calibration(search, "steps", run, epsilon, delta, accuracy, "reachable: not even one step meets it")
 
-
+# %% ../nbs/noise_calibration.ipynb #a6c15383
 def calibrate_sampling(
     *,
     epsilon: float,  # the target

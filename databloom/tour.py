@@ -7,7 +7,6 @@ __all__ = ['stops', 'app', 'Stop', 'Tour', 'take_tour', 'tour_html', 'tour']
 
 # %% ../nbs/tour.ipynb #e93f5e97
 import html
-import json
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import List, Optional
 import typer
 
 from . import __version__
+from .core import Result, book_style, check_choice, check_count, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse, whole_file
 
 # %% ../nbs/tour.ipynb #c84dfedc
 stops = {
@@ -30,7 +30,7 @@ stops = {
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Result):
     "What one stop of the tour found, or why it failed."
     name: str  # one of `stops`
     claims: tuple = ()  # sentences
@@ -44,16 +44,12 @@ class Stop:
 
     def to_dict(self) -> dict:
         "Plain data, without pictures and times."
-        from databloom.core import plain
-
         return plain({"title": stops[self.name], "claims": self.claims, "tables": self.tables, "numbers": self.numbers, "notes": self.notes, "error": self.error})
 
 # %% ../nbs/tour.ipynb #ea7e8e4a
 def _pictures(
     draw: dict,  # caption -> function that returns axes, or a figure
 ):  # caption -> PNG, notes
-    from databloom.core import book_style, figure_png, need
-
     try:
         need("matplotlib", "plot").use("Agg", force=False) if "matplotlib.pyplot" not in sys.modules else None
         with book_style():
@@ -91,8 +87,6 @@ def _accounting(say, data, quick, seed):
 
 
 def _draw_steps(rows):
-    from databloom.core import book_style
-
     steps, lower, upper = ([row[key] for row in rows] for key in ("steps", "lower", "upper"))
     with book_style() as plt:
         ax = plt.subplots()[1]
@@ -172,8 +166,6 @@ def _calm_system(say, data, quick, seed):
 
 def _part_of(data, name):
     "A folder below the data folder, or an error that says what was looked for."
-    from databloom.core import refuse
-
     folder = Path(data, name)
     if not folder.is_dir():
         refuse("data", str(data), f"a folder that holds {name}/")
@@ -211,8 +203,8 @@ def _ward(say, data, quick, seed):
         from databloom.icu_simulator import simulate_icu
 
         say(0.02, "simulating a ward")
-        training, holdout = simulate_icu(400 if quick else 3000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
-        return training, holdout, None, 6 if quick else None
+        training, holdout = simulate_icu(400 if quick else 6000, random_state=seed, hours=8 if quick else 6, max_hours=72).split((0.5, 0.5), random_state=seed)
+        return training, holdout, None, 6 if quick else 16
     from databloom.ehr_bench import physionet2012_bench
 
     say(0.02, "reading PhysioNet 2012")
@@ -258,7 +250,6 @@ def _stays(say, data, quick, seed):
         cohort, name = simulate_icu(600 if quick else 4000, random_state=seed + 1, outcome="SepsisLabel", sepsis_rate=0.1), "simulated stays"
     else:
         from databloom.cohort_readers import read_physionet2019
-        from databloom.core import generator
 
         say(0.02, "reading PhysioNet 2019")
         cohort, name = read_physionet2019(_part_of(data, "icu"), "A"), "PhysioNet 2019, set A"
@@ -310,8 +301,6 @@ def _sepsis_stop(name, ensemble, found, growing, costs, attacks, sizes):
 
 
 def _draw_growth(rows, key, label):
-    from databloom.core import book_style
-
     with book_style() as plt:
         ax = plt.subplots(figsize=(6.4, 3.0))[1]
         for name, style in (("utility", "o-"), ("private utility", "s--")):
@@ -325,7 +314,7 @@ _works = {"accounting": _accounting, "calm": _calm, "ehr": _ehr, "sepsis": _seps
 
 
 @dataclass(frozen=True)
-class Tour:
+class Tour(Result):
     "All stops of a tour."
     stops: tuple  # of Stop
     seed: int
@@ -346,8 +335,6 @@ class Tour:
 
     def to_dict(self) -> dict:
         "Plain data; whatever may differ when the tour is taken again stands under `times`."
-        from databloom.core import plain
-
         times = {stop.name: {"seconds": self.seconds[stop.name], **stop.times} for stop in self.stops}
         return plain({"version": __version__, "seed": self.seed, "quick": self.quick, "data": self.data, "failed": self.failed,
                       "stops": {stop.name: stop.to_dict() for stop in self.stops}, "times": times})
@@ -376,8 +363,6 @@ def take_tour(
 
 def _check_tour(only, data, seed):
     "The stops asked for, and the seed; bad input is refused before any work."
-    from databloom.core import check_choice, check_count, refuse
-
     seed = check_count("seed", seed, low=0)
     if data is not None and not Path(data).is_dir():
         refuse("data", str(data), "an existing folder")
@@ -418,8 +403,6 @@ def _one_thread(name):
 
 # %% ../nbs/tour.ipynb #0ec99767
 def _stop_html(stop, seconds):
-    from databloom.core import html_picture, html_table
-
     head = f'<h2 id="{stop.name}">{html.escape(stops[stop.name])}</h2>'
     if stop.error:
         return head + f'<p class="claim failed"><b>This stop failed.</b> {html.escape(stop.error)}</p>'
@@ -437,8 +420,6 @@ def tour_html(
     path=None,  # the file to write, whole or not at all; its JSON goes beside it
 ) -> str:  # the page
     "The tour as one HTML page without links to elsewhere."
-    from databloom.core import html_page, refuse, whole_file
-
     words = {"embedded": "Made without any data: grammars and the simulator of the book stand in, so the numbers say how the tools work, not how patients fare.",
              "real": "Made on the data of the given folder, with models far smaller than those of the chapters."}[tour.data]
     links = "".join(f'<a href="#{stop.name}">{html.escape(stops[stop.name])}</a>' for stop in tour.stops)
@@ -449,8 +430,7 @@ def tour_html(
         path = Path(path)
         if path.suffix.lower() not in (".html", ".htm"):
             refuse("path", str(path), "a file name that ends in .html")
-        with whole_file(path.with_suffix(".json")) as file:
-            json.dump(tour.to_dict(), file, indent=1, allow_nan=False)
+        tour.to_json(path.with_suffix(".json"), indent=1)
         with whole_file(path) as file:
             file.write(page)
     return page
@@ -479,7 +459,7 @@ def tour(
     page.parent.mkdir(parents=True, exist_ok=True)
     found.to_html(page)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        print(found.to_json())
     elif not quiet:
         print(f"{found}\n{page}")
     if found.failed:
@@ -490,8 +470,6 @@ def tour(
 
 def _page_path(out):
     "Where the page goes: a name that ends in .html, or tour.html in a folder."
-    from databloom.core import refuse
-
     if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
         return out
     if out.is_dir() or not out.suffix:

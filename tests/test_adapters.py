@@ -60,7 +60,7 @@ def test_what_0_6_0_also_knows(dpa, ours):
         return type(name, (), fields)()
 
     response = pair_of_event(event("RandomizedResponseDpEvent", noise_parameter=0.5, num_buckets=2), "replace_one")
-    assert epsilon_bounds(response, 10, delta=1e-6).upper == pytest.approx(10.986105, abs=1e-5)  # PLDAccountant of 0.6.0 answers 1.0987
+    assert epsilon_bounds(response, 10, delta=1e-6).upper == pytest.approx(10.986105, rel=1e-4)  # PLDAccountant of 0.6.0 answers 1.0987
     assert epsilon_bounds(pair_of_event(event("RandomizedResponseDpEvent", noise_parameter=0.5, num_buckets=4), "zero_out"), 5, delta=1e-5).upper == pytest.approx(4.5813485, rel=1e-4)
     assert epsilon_bounds(pair_of_event(event("DiscreteLaplaceDpEvent", noise_parameter=0.5, sensitivity=2)), 5, delta=1e-5).upper == pytest.approx(4.999893, rel=1e-4)
     mixture = pair_of_event(event("MixtureOfGaussiansDpEvent", standard_deviation=1.0, sensitivities=[0, 1, 2], sampling_probs=[0.8, 0.1, 0.1]))

@@ -37,7 +37,8 @@ def test_the_walk_finds_the_commands():
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_command_has_the_options_that_all_have(name):
     found = options(name)
-    assert "--json" in found and found["--json"].is_flag
+    for flag in ("--json", "--quiet"):
+        assert flag in found and found[flag].is_flag
     assert ("--seed" in found) == (name in DRAWS), "a command draws at random if and only if it takes a seed"
     assert COMMANDS[name].help and all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
 
@@ -76,3 +77,10 @@ def test_json_is_json_that_any_reader_takes(capsys):
         raise AssertionError(f"{word} is no JSON")
 
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)["upper"] == "inf"
+
+
+def test_quiet_leaves_the_answer_and_nothing_else(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["epsilon", "--noise-multiplier", "1", "--steps", "10", "--delta", "1e-5", "--quiet"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.count("\n") == 1
