@@ -1031,7 +1031,10 @@ def _grid_bounds(parts, delta, tolerance, method):
     if len(reduced) > 8:
         reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
+    methods = _methods if method == "auto" else (method,)
+    laws = _refine(reduced, directions, tolerance, methods)
+    if 0.01 < max(d.upper for d in directions) < 0.1 and max(d.info.get("cells", 0) for d in directions) <= 2**14:
+        laws = laws | _refine(reduced, directions, min(tolerance, 1e-4), methods)  # tiny answers get more digits, where they are cheap
     decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
     least, most = top or (0.0, math.inf)
     return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
