@@ -799,7 +799,7 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
             break
     return laws
 
-
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b11
 _most_steps = 10**12
 
 

@@ -286,10 +286,12 @@ class DiscretePair(Pair):
             gap[0], size[0] = gap[0] - self.dual_infinite, size[0] + self.dual_infinite
         return Cells(q, gap, size, relative)
 
-    def landmarks(self):
-        points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
-        apart = 1e-9 * max(1.0, abs(self.losses[-1]))
-        return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
+# %% ../nbs/mechanisms.ipynb #5c3d2b8c
+@patch_to(DiscretePair)
+def landmarks(self):
+    points = np.unique(self.losses)[:: max(1, len(self.losses) // 400)]  # edges between the losses, never on them
+    apart = 1e-9 * max(1.0, abs(self.losses[-1]))
+    return np.concatenate([[self.losses[0] - apart], (points[:-1] + points[1:]) / 2, [self.losses[-1] + apart]])
 
 # %% ../nbs/mechanisms.ipynb #abdb199d
 class RandomizedResponse(DiscretePair):

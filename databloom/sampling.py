@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .core import check_array, check_choice, check_count, check_number, check_probability, refuse
+from .core import check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse
 from .mechanisms import Cells, DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace, Pair, PoissonSubsampled, check_unsampled, normal_masses
 from .pld import ulp
 
@@ -110,13 +110,15 @@ class MixtureOfGaussians(Pair):
             return Cells(base, moved - base, moved + base, relative)
         return Cells(self.still * base, moved, moved, relative)
 
-    def landmarks(self):
-        s, top = self.noise_multiplier, float(self.moves.max())
-        x = np.unique(np.concatenate([np.linspace(-38, 38, 305) * s, np.linspace(-38, 38, 305) * s + top]))
-        points = self.inner(x)
-        points = np.logaddexp(0.0, points - self.shift) if self.still > 0 else points
-        points = np.unique(points)
-        return np.append(0.0, points[points > 1e-300]) if self.still > 0 else points
+# %% ../nbs/sampling.ipynb #5c3d2707
+@patch_to(MixtureOfGaussians)
+def landmarks(self):
+    s, top = self.noise_multiplier, float(self.moves.max())
+    x = np.unique(np.concatenate([np.linspace(-38, 38, 305) * s, np.linspace(-38, 38, 305) * s + top]))
+    points = self.inner(x)
+    points = np.logaddexp(0.0, points - self.shift) if self.still > 0 else points
+    points = np.unique(points)
+    return np.append(0.0, points[points > 1e-300]) if self.still > 0 else points
 
 # %% ../nbs/sampling.ipynb #df8d9f96
 class _Outputs(Pair):
@@ -269,10 +271,12 @@ class WithoutReplacement(Pair):
             relative = np.maximum.reduceat(relative, starts)
         return Cells(base, excess, doubt, relative)
 
-    def landmarks(self):
-        inner = self.pair.landmarks()
-        outer = np.array([math.copysign(self._outer(abs(x)), x) for x in inner])
-        return np.unique(np.concatenate([outer[np.abs(outer) > 1e-300], [-1e-300, 1e-300]]))
+# %% ../nbs/sampling.ipynb #5c3d2278
+@patch_to(WithoutReplacement)
+def landmarks(self):
+    inner = self.pair.landmarks()
+    outer = np.array([math.copysign(self._outer(abs(x)), x) for x in inner])
+    return np.unique(np.concatenate([outer[np.abs(outer) > 1e-300], [-1e-300, 1e-300]]))
 
 # %% ../nbs/sampling.ipynb #015ca96f
 class Revealed(Pair):
