@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from databloom.cohorts import Cohort
 from databloom.core import plain
 from databloom.ehr_baselines import SequenceGan, baselines
 from databloom.ehr_bench import physionet2012_bench
@@ -47,7 +48,19 @@ def privacy_of(bench, made, seed):
         known = tuple(scaled(*[features(c, bench.training, without=[name]).matrix for c in people]))
         c = attribute_inference(name, known, codes(people, name))
         inferred[name] = {"advantage": c.difference, "low": c.low, "high": c.high}
+    near, planted = [np.round(n, 3) for n in near], [np.round(n, 3) for n in planted]
     return {"near": near, "planted": planted, "ids": [bench.training.ids, bench.holdout.ids], "inferred": inferred}
+
+
+def redrawn(cohort, n, seed):
+    "Patients of a cohort drawn again, with replacement: what a generator of exactly the training patients' law would make."
+    who = np.random.default_rng(seed).integers(0, len(cohort), n)
+    length = cohort.lengths
+    first = np.cumsum(length) - length
+    rows = np.concatenate([np.arange(first[i], first[i] + length[i]) for i in who])
+    static, temporal = cohort.static.iloc[who].reset_index(drop=True), cohort.temporal.iloc[rows].reset_index(drop=True)
+    static["id"], temporal["id"] = np.arange(1, n + 1), np.repeat(np.arange(1, n + 1), length[who])
+    return Cohort(cohort.schema, static, temporal)
 
 
 def judged(bench, seed, sample, raw=None, privacy=True):
@@ -96,17 +109,29 @@ def tasks(what, seed, seconds, keep):
         yield from ((kind, gan(kind)) for kind in baselines)
     if "controls" in what:
         yield "copy of the training set", control(lambda b, s: b.training)
+        yield "training patients drawn again", control(lambda b, s: redrawn(b.training, 1500, s))
         yield "columns shuffled", control(lambda b, s: shuffled(b.training, random_state=s))
         yield "second real sample", control(lambda b, s: b.second)
 
 
-def pooled(results, which):
-    "Membership pooled over seeds, by patient."
-    runs = [r for r in results if r["model"] == "EHR-Safe"]
+def pooled(results, which, model="EHR-Safe"):
+    "Membership of a model pooled over seeds, by patient."
+    runs = [r for r in results if r["model"] == model]
     members, others = (np.concatenate([-np.array(r[which][side]) for r in runs]) for side in (0, 1))
     ids = [np.concatenate([r["ids"][side] for r in runs]) for side in (0, 1)]
     m = membership(members, others, member_ids=ids[0], nonmember_ids=ids[1])
     return {"auc": m.auc, "low": m.auc_low, "high": m.auc_high, "p": m.p_value}
+
+
+def publish(paths, out):
+    "One file of all results: EHR-Safe's distances are kept, those of the others become their membership AUC."
+    results = [r for path in paths for r in json.loads(path.read_text())]
+    for r in results:
+        if r["model"] != "EHR-Safe" and "near" in r:
+            r["membership"] = {which: pooled([r], which, r["model"]) for which in ("near", "planted")}
+            for name in ("near", "planted", "ids"):
+                del r[name]
+    out.write_text(json.dumps(plain(results)))
 
 
 def main():
@@ -116,12 +141,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0, help="training time of each baseline")
     parser.add_argument("--json", type=Path, required=True, help="results so far, added to")
     parser.add_argument("--keep", type=Path, help="folder to keep fitted models in")
+    parser.add_argument("--only", help="the one model of these groups to run, by its name in the results")
+    parser.add_argument("--publish", type=Path, nargs="+", help="only join these files of results, such as the peers', into --json")
     given = parser.parse_args()
+    if given.publish:
+        return publish(given.publish, given.json)
     results = json.loads(given.json.read_text()) if given.json.is_file() else []
     for seed in given.seeds:
         bench = physionet2012_bench(seed)
         for name, run in tasks(given.what, seed, given.seconds, given.keep):
-            if any(r["model"] == name and r["seed"] == seed for r in results):
+            if given.only not in (None, name) or any(r["model"] == name and r["seed"] == seed for r in results):
                 continue
             results.append(plain({"model": name, "seed": seed, **run(bench)}))
             given.json.write_text(json.dumps(results))

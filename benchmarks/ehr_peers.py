@@ -30,8 +30,8 @@ def work_sdv(static, rows, seconds, n):
     "PAR for as many epochs as fit into the time, judged by the first two."
     from sdv.metadata import Metadata
     from sdv.sequential import PARSynthesizer
-    table = rows.merge(static, on="id").astype({"Gender": "object", "ICUType": "object"})
-    metadata = Metadata.detect_from_dataframe(table, table_name="stays")
+    table = rows.merge(static, on="id").astype({"Gender": str, "ICUType": str})
+    metadata = Metadata.detect_from_dataframes({"stays": table}, infer_keys=None)
     metadata.update_column("id", sdtype="id", table_name="stays")
     metadata.set_sequence_key("id", table_name="stays")
     metadata.set_sequence_index("step", table_name="stays")

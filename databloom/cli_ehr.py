@@ -82,8 +82,9 @@ def fit(
     id: str = typer.Option("id", "--id", help="Name of the id column, for folders without a schema."),
     time: str = typer.Option("time", "--time", help="Name of the time column, for folders without a schema."),
     outcome: Optional[str] = typer.Option(None, "--outcome", help="Name of the outcome, for folders without a schema."),
-    epochs: Optional[int] = typer.Option(None, "--epochs", help="Passes over the patients (default: 40)."),
+    epochs: Optional[int] = typer.Option(None, "--epochs", help="Passes over the patients (default: 40, fewer for more than 30,000 rows)."),
     min_count: Optional[int] = typer.Option(None, "--min-count", help="Entries that a stored value must have (default: 5; 1 stores every real value)."),
+    clip: Optional[float] = typer.Option(None, "--clip", help="Share of a column's entries at either end that are moved inwards first (default: 0)."),
     checkpoint: Optional[Path] = typer.Option(None, "--checkpoint", help="Folder to save the training in now and then, and to go on from."),
     as_json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
     seed: int = typer.Option(0, "--seed", help="Seed of every random step."),
@@ -94,7 +95,7 @@ def fit(
         raise ValueError(f"--out must be a folder to write to, got the file {str(out)!r}")
     cohort = _read({"real": folder}, id, time, outcome, argument="DIR")["real"]
     from databloom.ehr_safe import EhrSafe
-    choices = {name: value for name, value in (("epochs", epochs), ("min_count", min_count)) if value is not None}
+    choices = {name: value for name, value in (("epochs", epochs), ("min_count", min_count), ("clip", clip)) if value is not None}
     model = EhrSafe(random_state=seed, progress=not quiet, **choices).fit(cohort, checkpoint=checkpoint)
     model.save(out)
     about = {"model": str(out), "patients": len(cohort), "rows": len(cohort.temporal), "seconds": model.fitted["seconds"], "outcome_rates": dict(zip(map(str, model.classes), model.shares))}
@@ -111,19 +112,29 @@ def _conditions(words):
         if name in conditions:
             raise ValueError(f"--where must name each column once, got {name!r} twice")
         if ".." in value:
-            conditions[name] = tuple(_number(word, part) for part in value.split("..", 1))
+            conditions[name] = tuple(value.split("..", 1))
         else:
             conditions[name] = value.split(",") if "," in value else value
     return conditions
 
 
-def _number(word, text):
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--where must have numbers on both sides of '..', got {word!r}") from None
+def _read_numbers(conditions, kinds):
+    "Conditions with the words of numeric columns turned into numbers; dates and levels stay words."
+    def number(name, text):
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"--where {name} must have numbers, got {text!r}") from None
+    ready = {}
+    for name, wanted in conditions.items():
+        kind = kinds.get(name)
+        if isinstance(wanted, tuple) and kind in ("binary", "categorical"):
+            raise ValueError(f"--where {name} must be a level, or levels with commas between, got {'..'.join(wanted)!r}")
+        numeric = kind in ("numeric", "integer")
+        ready[name] = wanted if not numeric else number(name, wanted) if isinstance(wanted, str) else type(wanted)(number(name, w) for w in wanted)
+    return ready
 
-
+# %% ../nbs/cli_ehr.ipynb #3a96d2e0
 @app.command()
 def sample(
     model: Path = typer.Argument(..., metavar="MODEL", help="Folder of a fitted model."),
@@ -144,8 +155,7 @@ def sample(
     conditions = _conditions(where)
     from databloom.ehr_safe import EhrSafe
     fitted = EhrSafe.load(model, progress=not quiet)
-    numeric = {c.name for c in fitted.columns[1]}
-    conditions = {k: _number(f"{k}={v}", v) if k in numeric and isinstance(v, str) else v for k, v in conditions.items()}
+    conditions = _read_numbers(conditions, {c.name: c.kind for c in fitted.schema.static})
     cohort = fitted.sample(n, conditions, random_state=seed, calibrate=not raw)
     cohort.save(out, format=format)
     about = {"patients": len(cohort), "rows": len(cohort.temporal), "folder": str(out), "conditions": conditions, "seed": seed}

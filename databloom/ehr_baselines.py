@@ -12,7 +12,7 @@ import time as clock
 import numpy as np
 
 from .cohorts import Cohort, describe_dtypes
-from .core import check_choice, check_count, check_number, generator, need, refuse
+from .core import check_choice, check_count, check_number, generator, need, patch_to, refuse
 from .ehr_safe import EhrSafe, _Drawn, _prepare
 
 # %% ../nbs/ehr_baselines.ipynb #a99d32b9
@@ -180,31 +180,35 @@ class SequenceGan:
             self._train(x, y)
         return self
 
-    def _train(self, x, y):
-        began, labelled = clock.perf_counter(), False
-        if self.kind == "timegan":
-            step, self.create = _timegan_trainer(x, y, self.hidden, self.noise)
-        else:
-            step, self.create, labelled = _gan_trainer(x, y, self.kind, self.hidden, self.noise)
-        self.labelled = labelled
-        for i in range(self.steps if self.seconds is None else 10**9):
-            spent = clock.perf_counter() - began
-            done = i / self.steps if self.seconds is None else spent / self.seconds
-            if done >= 1:
-                break
-            rows = torch.randint(len(x), (min(self.batch, len(x)),))
-            step(rows, done) if self.kind == "timegan" else step(rows)
-        self.steps_done, self.seconds_spent = i + (self.seconds is None), clock.perf_counter() - began
+# %% ../nbs/ehr_baselines.ipynb #73832c94
+@patch_to(SequenceGan)
+def _train(self: SequenceGan, x, y):
+    began, labelled = clock.perf_counter(), False
+    if self.kind == "timegan":
+        step, self.create = _timegan_trainer(x, y, self.hidden, self.noise)
+    else:
+        step, self.create, labelled = _gan_trainer(x, y, self.kind, self.hidden, self.noise)
+    self.labelled = labelled
+    for i in range(self.steps if self.seconds is None else 10**9):
+        spent = clock.perf_counter() - began
+        done = i / self.steps if self.seconds is None else spent / self.seconds
+        if done >= 1:
+            break
+        rows = torch.randint(len(x), (min(self.batch, len(x)),))
+        step(rows, done) if self.kind == "timegan" else step(rows)
+    self.steps_done, self.seconds_spent = i + (self.seconds is None), clock.perf_counter() - began
 
-    def sample(self, n: int, random_state=None) -> Cohort:
-        "Draw patients; nothing is missing in them, since the model does not know of it."
-        if self.create is None:
-            raise ValueError("the model must be fitted before it can sample: call fit(cohort)")
-        n, rng = check_count("n", n), generator(random_state)
-        labels = self.shell._labels(n, rng)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(int(rng.integers(2**62)))
-            y = torch.from_numpy(_hot(labels, len(self.shell.classes)))
-            box = torch.cat([self.create(y[i : i + 1000]) for i in range(0, n, 1000)]).numpy()
-        drawn = _drawn_from(box, self.shell.columns, len(self.shell.classes), labels if self.labelled else None)
-        return self.shell._cohort(drawn, drawn.static_u, drawn.u, {}, ())
+
+@patch_to(SequenceGan)
+def sample(self: SequenceGan, n: int, random_state=None) -> Cohort:
+    "Draw patients; nothing is missing in them, since the model does not know of it."
+    if self.create is None:
+        raise ValueError("the model must be fitted before it can sample: call fit(cohort)")
+    n, rng = check_count("n", n), generator(random_state)
+    labels = self.shell._labels(n, rng)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(int(rng.integers(2**62)))
+        y = torch.from_numpy(_hot(labels, len(self.shell.classes)))
+        box = torch.cat([self.create(y[i : i + 1000]) for i in range(0, n, 1000)]).numpy()
+    drawn = _drawn_from(box, self.shell.columns, len(self.shell.classes), labels if self.labelled else None)
+    return self.shell._cohort(drawn, drawn.static_u, drawn.u, {}, ())

@@ -156,10 +156,10 @@ def _bins(upper, most):
 class _Number:
     "A numeric column: its normaliser and its bins."
 
-    def __init__(self, name, kind, values=None, bins=32, min_count=5, plain=False):
+    def __init__(self, name, kind, values=None, bins=32, min_count=5, plain=False, cells=None, clip=0.0):
         self.name, self.kind = name, kind
         if values is not None:
-            self.map = StochasticNormalizer(min_count).fit(values)
+            self.map = StochasticNormalizer(min_count, cells, clip).fit(values)
             if plain:
                 self.map = _straight(values)
             self._divide(bins)
@@ -252,7 +252,7 @@ def _fit_columns(schema_columns, values, skip, settings):
             made.levels = levels
             nums.append(made)
         else:
-            nums.append(_Number(column.name, column.kind, values[column.name], settings.bins, settings.min_count, settings.normalize == "minmax"))
+            nums.append(_Number(column.name, column.kind, values[column.name], settings.bins, settings.min_count, settings.normalize == "minmax", settings.cells, settings.clip))
     return cats, nums
 
 
@@ -365,9 +365,9 @@ class _Block(nn.Module):
         waves = _waves(u) * mask[..., self.cats :, None]
         return torch.cat([_one_hot(target[..., : self.cats], mask, self.coder.widths), waves.flatten(-2)], dim=-1)
 
-    def recent(self, code, ever):
-        "Normal scores of the numbers in a vector, and whether there are any: what a row's numbers are carried on from."
-        return code[..., self.levels :].unflatten(-1, (self.nums, 4))[..., 3] * 2, ever[..., self.cats :].float()
+    def recent(self, code, recency):
+        "Normal scores of the numbers in a vector, and how recent they are (one over rows, 0 for never): what a row's numbers are carried on from."
+        return code[..., self.levels :].unflatten(-1, (self.nums, 4))[..., 3] * 2, recency[..., self.cats :].float()
 
     def embed(self, code, mask):
         "Vectors with the one-hot part replaced by the auto-encoder's code, and the masks."
@@ -378,12 +378,15 @@ class _Block(nn.Module):
 class _Line(nn.Module):
     "The distribution of a line of masks and values given a context."
 
-    def __init__(self, block, context, width, dropout, carried=False):
+    def __init__(self, block, context, about, width, dropout, carried=False):
         super().__init__()
         f, b = block.fields, block.bins
+        self.tilt, self.tilt_mask = nn.Linear(about, 2 * block.nums, bias=False), nn.Linear(about, f, bias=False)
+        nn.init.zeros_(self.tilt.weight), nn.init.zeros_(self.tilt_mask.weight)
         if carried:
             self.shift, self.sharp = nn.Linear(width, block.nums), nn.Linear(width, block.nums)
             self.slope, self.trust = nn.Parameter(torch.full((block.nums,), 1.2)), nn.Parameter(torch.full((block.nums,), 4.6))
+            self.fresh = nn.Parameter(torch.zeros(2, block.nums))
             self.direct_mask, self.direct = nn.Linear(context, f, bias=False), nn.Linear(context, block.levels, bias=False) if block.levels else None
             for layer in (self.shift, self.sharp, self.direct_mask, self.direct):
                 if layer is not None:
@@ -406,31 +409,39 @@ class _Line(nn.Module):
             place[j, :w] = torch.arange(starts[j], starts[j] + w)
         self.register_buffer("place", place)
 
-    def start(self, block, context, recent=None):
-        "Logits of masks and values before anything of the line is known."
-        h = self.trunk(context)
-        masks, values = self.mask(h), self.number(h).unflatten(-1, (block.nums, block.bins))
-        if recent is not None:
-            score, ever = recent
-            masks = masks + self.direct_mask(context)
-            sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever)[..., None]
-            centre = (self.shift(h) + self.slope * score)[..., None]
-            values = values - 0.5 * sharp * (block.scores - centre) ** 2
-        if block.levels:
-            logits = block.coder.decode(self.code(h))
-            logits = logits if recent is None else logits + self.direct(context)
-            values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
-        return masks, values + block.base
+# %% ../nbs/04_ehr_safe.ipynb #3d0fe18c
+@patch_to(_Line)
+def start(self: _Line, block, context, about, recent=None):
+    "Logits of masks and values before anything of the line is known."
+    h = self.trunk(context)
+    masks, values = self.mask(h) + self.tilt_mask(about), self.number(h).unflatten(-1, (block.nums, block.bins))
+    tilt, later = self.tilt(about).unflatten(-1, (2, block.nums)).unbind(-2)         # of a number never seen before, and of one that was
+    if recent is not None:
+        score, recency = recent
+        ever = (recency > 0).float()
+        masks = masks + self.direct_mask(context)
+        sharp = nn.functional.softplus(self.sharp(h) + self.trust * ever + self.fresh[0] * recency)[..., None]
+        centre = (self.shift(h) + (self.slope + self.fresh[1] * recency) * score)[..., None]
+        values = values - 0.5 * sharp * (block.scores - centre) ** 2
+        tilt = torch.where(recency > 0, later, tilt)
+    values = values + tilt[..., None] * block.scores
+    if block.levels:
+        logits = block.coder.decode(self.code(h))
+        logits = logits if recent is None else logits + self.direct(context)
+        values = torch.cat([nn.functional.pad(logits, (0, 1), value=-1e4)[..., self.place], values], dim=-2)
+    return masks, values + block.base
 
-    def loss(self, block, context, code, target, mask, free, recent=None):
-        "Minus log likelihood of each line; `free` masks are modelled, the others are known."
-        mask_logits, logits = self.start(block, context, recent)
-        seen = mask.float()
-        mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
-        logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
-        picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
-        masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
-        return (masks * free).sum(-1) - (picked * seen).sum(-1)
+
+@patch_to(_Line)
+def loss(self: _Line, block, context, about, code, target, mask, free, recent=None):
+    "Minus log likelihood of each line; `free` masks are modelled, the others are known."
+    mask_logits, logits = self.start(block, context, about, recent)
+    seen = mask.float()
+    mask_logits = mask_logits + seen @ (self.between_masks * self.lower).T
+    logits = logits + (self.from_masks(seen) + code @ (self.between * self.earlier).T).unflatten(-1, (block.fields, block.bins))
+    picked = torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
+    masks = nn.functional.binary_cross_entropy_with_logits(mask_logits, seen, reduction="none")
+    return (masks * free).sum(-1) - (picked * seen).sum(-1)
 
 # %% ../nbs/04_ehr_safe.ipynb #e04effac
 def _pick(logits, rng):
@@ -441,10 +452,10 @@ def _pick(logits, rng):
 
 
 @torch.no_grad()
-def _draw_line(line, block, context, ends, rng, never=(), restrict=None, recent=None):
+def _draw_line(line, block, context, about, ends, rng, never=(), restrict=None, recent=None):
     "Draw masks and values of lines: u, targets, masks, codes and the log-probability of what `restrict` allows."
     n, device = len(context), context.device
-    mask_logits, logits = line.start(block, context, recent)
+    mask_logits, logits = line.start(block, context, about, recent)
     mask, weight = torch.zeros(n, block.fields, device=device), torch.zeros(n, device=device)
     between = line.between_masks * line.lower
     for j in range(block.fields):
@@ -496,12 +507,12 @@ class _Network(nn.Module):
         self.reader = nn.GRU(rows.embedded + 5, hidden // 2, batch_first=True)
         self.to_latent = nn.Sequential(nn.Linear(hidden + static.embedded + classes, hidden), nn.ELU(), nn.Linear(hidden, latent))
         self.register_buffer("centre", torch.zeros(latent)), self.register_buffer("scale", torch.ones(latent))
-        self.statics = _Line(static, latent + classes, hidden, dropout)
+        self.statics = _Line(static, latent + classes, latent + classes, hidden, dropout)
         self.summary = nn.Sequential(nn.Linear(static.embedded + latent + classes, summary), nn.Tanh())
         self.first = nn.Linear(summary + latent, hidden)
         self.inputs = rows.embedded + rows.fields + 5 + summary
         self.gru, self.drop = nn.GRU(self.inputs, hidden, batch_first=True), nn.Dropout(dropout)
-        self.line = _Line(rows, hidden + self.inputs, hidden, dropout, carried=True)
+        self.line = _Line(rows, hidden + self.inputs, latent + classes, hidden, dropout, carried=True)
 
     def encode(self, batch):
         "Latent vectors, not standardised."
@@ -518,11 +529,11 @@ class _Network(nn.Module):
     def loss(self, batch, latent):
         "Minus log likelihood of each patient, statics and rows."
         e_y = torch.cat([latent, batch.label], -1)
-        statics = self.statics.loss(self.static, e_y, batch.static_code, batch.static_target, batch.static_mask, (self.static.forced < 0).float())
+        statics = self.statics.loss(self.static, e_y, e_y, batch.static_code, batch.static_target, batch.static_mask, (self.static.forced < 0).float())
         summary = self.summary(torch.cat([self.static.embed(batch.static_code, batch.static_mask), e_y], -1))
         known = self.past(batch.last, batch.ever, batch.recency, batch.where, summary[:, None].expand(-1, batch.last.shape[1], -1))
         h, _ = self.gru(known, torch.tanh(self.first(torch.cat([summary, latent], -1)))[None])
-        rows = self.line.loss(self.rows, torch.cat([self.drop(h), known], -1), batch.code, batch.target, batch.mask, (self.rows.forced < 0).float(), self.rows.recent(batch.last, batch.ever))
+        rows = self.line.loss(self.rows, torch.cat([self.drop(h), known], -1), e_y[:, None], batch.code, batch.target, batch.mask, (self.rows.forced < 0).float(), self.rows.recent(batch.last, batch.recency))
         return statics + (rows * batch.valid).sum(1)
 
 # %% ../nbs/04_ehr_safe.ipynb #fb43d5df
@@ -587,7 +598,9 @@ class EhrSettings:
     hidden: int = 96  # width of the networks
     bins: int = 32  # about how many bins a numeric column has
     min_count: int = 5  # entries that a cell of the normalisation must pool; 1 stores real values
-    epochs: int = 40  # passes of the encoder-decoder over the patients
+    cells: int | None = None  # at most about this many cells a column; None: no limit
+    clip: float = 0.0  # share of a column's entries at either end that are moved to the quantile there before anything is learned
+    epochs: int | None = None  # passes of the encoder-decoder over the patients; None: as many as make 1.2 million rows, at least 3 and at most 40
     batch: int = 64  # patients a step
     rate: float = 4e-3  # learning rate of the encoder-decoder
     dropout: float = 0.15
@@ -601,9 +614,12 @@ class EhrSettings:
     masks: bool = True  # False: missing entries filled in, the ablation
 
     def __post_init__(self):
-        for name in ("latent", "hidden", "min_count", "epochs", "batch", "critic_steps"):
+        for name in ("latent", "hidden", "min_count", "batch", "critic_steps"):
             check_count(name, getattr(self, name))
+        self.epochs is None or check_count("epochs", self.epochs)
         check_count("bins", self.bins, low=2), check_count("gan_steps", self.gan_steps, low=0), check_count("calibration", self.calibration, low=100)
+        self.cells is None or check_count("cells", self.cells, low=2)
+        check_number("clip", self.clip, 0.0, 0.5, open_high=True)
         for name in ("noise", "decay"):
             check_number(name, getattr(self, name), 0.0)
         check_number("rate", self.rate, 0.0, open_low=True), check_number("dropout", self.dropout, 0.0, 1.0, open_high=True)
@@ -740,8 +756,13 @@ def _groups(network, boost=5.0):
     fast, slow = [], []
     for name, p in network.named_parameters():
         if p.requires_grad:
-            (fast if name.split(".")[-1] in ("between_masks", "slope", "trust") else slow).append(p)
+            (fast if ".tilt" in name or name.split(".")[-1] in ("between_masks", "slope", "trust", "fresh") else slow).append(p)
     return [{"params": slow, "boost": 1.0}, {"params": fast, "boost": boost, "weight_decay": 0.0}]
+
+
+def _passes(settings, rows, wanted=1.2e6):
+    "How many epochs: as chosen, or as many as make about `wanted` rows."
+    return settings.epochs or int(np.clip(math.ceil(wanted / max(1, rows)), 3, 40))
 
 
 def _epoch(network, adam, average, data, who, settings, seed, device, done):
@@ -751,7 +772,7 @@ def _epoch(network, adam, average, data, who, settings, seed, device, done):
     rows, parts = max(1.0, float(data.length[who].mean())), _batches(data.length, who, settings.batch, rng)
     for step, part in enumerate(parts):
         for group in adam.param_groups:
-            group["lr"] = group["boost"] * settings.rate * _rate(done + step / len(parts) / settings.epochs, 1.0)
+            group["lr"] = group["boost"] * settings.rate * _rate(done + step / len(parts) / _passes(settings, data.length[who].sum()), 1.0)
         if len(part) < 2:
             continue
         batch = _Batch(data, part, network, rng, device)
@@ -881,7 +902,7 @@ def project_order(
     "Least-squares projection of each line on the non-decreasing ones, over its observed entries."
     rows = np.asarray(rows, dtype=np.float64)
     seen = np.isfinite(rows)
-    wrong = np.flatnonzero((np.diff(np.maximum.accumulate(np.where(seen, rows, -np.inf), axis=1), axis=1) == 0).any(axis=1) | ~seen.all(axis=1))
+    wrong = np.flatnonzero((np.diff(np.where(seen, rows, 0.0), axis=1) < 0).any(axis=1) | ~seen.all(axis=1))
     out = rows.copy()
     for i in wrong:
         line = rows[i, seen[i]]
@@ -924,7 +945,7 @@ def _check_constraints(constraints, schema):
             refuse("constraints", f"{name} between {low:g} and {high:g}", "such that ranges and orders leave something for each column")
     return constraints
 
-
+# %% ../nbs/04_ehr_safe.ipynb #28387e47
 def _apply_constraints(values, constraints, schema, patient, rounds=30):
     "Project the columns' values (a dict by name, changed in place) on all constraints: orders in turn until none moves anything, then ranges."
     orders = [c for c in constraints if not isinstance(c, Range)]
@@ -966,7 +987,7 @@ def _limits(constraints):
             limits.update({n: (float(a), float(b)) for n, a, b in zip(names, low, high)})
     return limits
 
-
+# %% ../nbs/04_ehr_safe.ipynb #04ab5fa4
 def _project(c, columns, patient):
     if isinstance(c, Ordered):
         return project_order(columns)
@@ -1016,9 +1037,10 @@ def _draw_rows(network, columns, e, label, static, length, rng):
     for t in range(int(length.max()) if n else 0):
         m = int((length > t).sum())
         last, back, h = last[:m], back[:m], h[:, :m].contiguous()
-        known = network.past(last, back > 0, (back > 0) / back.clamp(min=1), _positions(torch.full((m,), t, device=device), length[:m]), summary[:m])
+        recency = (back > 0) / back.clamp(min=1)
+        known = network.past(last, back > 0, recency, _positions(torch.full((m,), t, device=device), length[:m]), summary[:m])
         now, h = network.gru(known[:, None], h)
-        u, target, mask, code, _ = _draw_line(network.line, rows, torch.cat([now[:, 0], known], -1), ends, rng, never=(rows.cats,) if t == 0 else (), recent=rows.recent(last, back > 0))
+        u, target, mask, code, _ = _draw_line(network.line, rows, torch.cat([now[:, 0], known], -1), e_y[:m], ends, rng, never=(rows.cats,) if t == 0 else (), recent=rows.recent(last, recency))
         seen = mask > 0
         last = torch.where(seen[:, rows.field_of], code, last)
         back = torch.where(seen, torch.ones_like(back), torch.where(back > 0, back + 1, back))
@@ -1039,7 +1061,7 @@ def _draw(network, made, columns, label, rng, restrict=None, tries=24, shares=No
             many = torch.where(many < 0, any_class, many)
         e = made(torch.randn(len(many), network.latent, device=device, generator=rng), many)
         one_hot = nn.functional.one_hot(many, network.classes).float()
-        u, target, mask, code, weight = _draw_line(network.statics, network.static, torch.cat([e, one_hot], -1), _ends(columns[1], device), rng, restrict=restrict)
+        u, target, mask, code, weight = _draw_line(network.statics, network.static, torch.cat([e, one_hot], -1), torch.cat([e, one_hot], -1), _ends(columns[1], device), rng, restrict=restrict)
         if restrict:
             chosen = _pick(weight.view(n, copies), rng) + torch.arange(n, device=device) * copies
             many, e, one_hot, u, target, mask, code = (x[chosen] for x in (many, e, one_hot, u, target, mask, code))
@@ -1174,15 +1196,16 @@ def _learn(self: EhrSafe, data, checkpoint):
     self._estimate(network, data, who)
     state = _TrainingState(checkpoint, network, average, adam, self._fingerprint(data))
     trace, best, kept = state.resume()
-    for epoch in range(len(trace), s.epochs):
-        _epoch(network, adam, average, data, who, s, seed * 100_003 + epoch, device, epoch / s.epochs)
-        last = epoch == s.epochs - 1
+    epochs = _passes(s, data.length[who].sum())
+    for epoch in range(len(trace), epochs):
+        _epoch(network, adam, average, data, who, s, seed * 100_003 + epoch, device, epoch / epochs)
+        last = epoch == epochs - 1
         if (epoch + 1) % 5 == 0 or last:
             _standardise(average, data, who, seed, device)
             value = _mean_loss(average, data, held if len(held) else who, seed, device, s.batch)
             if value < best:
                 best, kept = value, _copy(average)
-            self._say(f"epoch {epoch + 1}/{s.epochs}: minus log likelihood {value:.2f} of patients set aside")
+            self._say(f"epoch {epoch + 1}/{epochs}: minus log likelihood {value:.2f} of patients set aside")
         trace.append(value if (epoch + 1) % 5 == 0 or last else math.nan)
         state.save(trace, best, kept, last)
     self.network = kept
@@ -1199,20 +1222,22 @@ def _learn(self: EhrSafe, data, checkpoint):
 def _estimate(self: EhrSafe, network, data, who):
     "Time a batch and say what the fit will take."
     s, rng = self.settings, np.random.default_rng(0)
-    part = who[: s.batch]
+    parts = _batches(data.length, who, s.batch, rng)
+    padded = lambda part: len(part) * max(1, int(data.length[part].max(initial=1)))
+    part = sorted(parts, key=padded)[len(parts) // 2]
     for _ in range(2):                                           # the first one warms up
         began = clock.perf_counter()
         batch = _Batch(data, part, network, rng, self.device)
         network.loss(batch, network.encode(batch)).mean().backward()
         network.zero_grad(set_to_none=True)
     spent = clock.perf_counter() - began
-    rows = max(1, int(data.length[part].sum()))
-    seconds = spent / rows * (data.length[who].sum() + len(who)) * s.epochs * 1.2 + s.gan_steps * s.critic_steps * 0.006 + s.calibration * 5e-4
+    training = spent / padded(part) * sum(map(padded, parts)) * _passes(s, data.length[who].sum()) * 1.2
+    seconds = training + s.gan_steps * s.critic_steps * 0.006 + s.calibration * data.length.mean() * network.rows.fields * 3e-6
     stored = sum(a.nbytes for block in (data.static, data.rows) for a in (block.start, block.width, block.target, block.mask)) + data.back.nbytes
     per_batch = min(6000, s.batch * max(1, int(data.length.max(initial=1)))) * (network.inputs * 6 + s.hidden * 30 + network.rows.fields * network.rows.bins * 8) * 4
     self._say(f"about {seconds:.0f} s on this machine and {(stored * 2 + per_batch) / 2**20 + 400:.0f} MB to fit {len(data.label):,} patients with {len(data.rows.mask):,} rows")
 
-
+# %% ../nbs/04_ehr_safe.ipynb #4689ba8c
 @patch_to(EhrSafe)
 def _fingerprint(self: EhrSafe, data):
     "What a checkpoint must agree with: settings, seed and data."
@@ -1284,7 +1309,7 @@ def _restrictions(self: EhrSafe, conditions):
         elif name in [c.name for c in nums[2:]] and not hasattr(nums[[c.name for c in nums].index(name)], "levels"):
             j = [c.name for c in nums].index(name)
             low, high = (wanted if isinstance(wanted, (list, tuple)) and len(wanted) == 2 else (wanted, wanted))
-            low, high = check_number(f"condition on {name}", low), check_number(f"condition on {name}", high)
+            low, high = (_as_number(f"condition on {name}", v, schema.kind_of(name)) for v in (low, high))
             if low > high:
                 refuse(f"condition on {name}", wanted, "a number or a pair (low, high)")
             restrict[len(cats) + j] = self._overlap(nums[j], low, high)
@@ -1292,6 +1317,17 @@ def _restrictions(self: EhrSafe, conditions):
         else:
             refuse("conditions", name, "static columns or the outcome: " + ", ".join(schema.names("static") + ([schema.outcome] if schema.outcome_table == "temporal" else [])))
     return label, restrict, fixed
+
+
+def _as_number(name, value, kind):
+    "A bound as a number; for a date column, dates as seconds, as `Cohort.numbers` has them."
+    if kind != "datetime":
+        return check_number(name, value)
+    try:
+        stamp = pd.Timestamp(value)
+        return (stamp.tz_convert(None) if stamp.tz else stamp).timestamp()
+    except (TypeError, ValueError):
+        refuse(name, value, "a date or a pair of dates")
 
 
 def _as_label(value):
@@ -1464,7 +1500,7 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     constraints = [{"kind": type(c).__name__, **asdict(c)} for c in self.constraints]
-    about = {"format": "databloom.ehr_safe 1", "stores of the real data": _stores(self), "schema": self.schema.to_dict(), "dtypes": self.dtypes,
+    about = {"format": "databloom.ehr_safe 2", "stores of the real data": _stores(self), "schema": self.schema.to_dict(), "dtypes": self.dtypes,
              "settings": asdict(self.settings), "random_state": self.random_state, "classes": self.classes, "shares": self.shares,
              "constraints": json.loads(json.dumps(constraints).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')),
              "columns": [[c.to_dict() for c in part] for part in self.columns], "forced": [f.tolist() for f in self.forced],
@@ -1477,7 +1513,7 @@ def save(
         json.dump(about, file, allow_nan=False)
     return folder
 
-
+# %% ../nbs/04_ehr_safe.ipynb #05112fc2
 def load_ehr_safe(
     folder,  # a folder written by `EhrSafe.save`
     device: str | None = None,  # "cpu" or "cuda"; None: CUDA when there
@@ -1487,9 +1523,12 @@ def load_ehr_safe(
     folder = Path(folder)
     if not (folder / "model.json").is_file() or not (folder / "model.safetensors").is_file():
         refuse("folder", str(folder), "a folder with model.json and model.safetensors, as EhrSafe.save writes it")
-    about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    if about.get("format") != "databloom.ehr_safe 1":
-        refuse("format in model.json", about.get("format"), "'databloom.ehr_safe 1'")
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        refuse("model.json", f"a file that cannot be read ({error})", "JSON, as EhrSafe.save writes it")
+    if not isinstance(about, dict) or about.get("format") != "databloom.ehr_safe 2":
+        refuse("format in model.json", about.get("format") if isinstance(about, dict) else about, "'databloom.ehr_safe 2'")
     made = EhrSafe(EhrSettings(**about["settings"]), random_state=about["random_state"], device=device, progress=progress)
     made.schema, made.dtypes, made.classes, made.shares = schema_from_dict(about["schema"]), about["dtypes"], about["classes"], about["shares"]
     number = lambda c: {k: float(v) if v in ("inf", "-inf") else tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"}
@@ -1498,9 +1537,12 @@ def load_ehr_safe(
     made.columns = tuple([column(c) for c in part] for part in about["columns"])
     made.forced, made.maps, made.fitted = [np.array(f) for f in about["forced"]], [np.array(m).reshape(len(m), -1) for m in about["maps"]], about["fitted"]
     made.network, made.generator = _build(made), _Generator(made.settings.latent, len(made.classes)).to(made.device)
-    tensors = need("safetensors.torch", "ehr").load_file(str(folder / "model.safetensors"), device=made.device)
-    for name in ("network", "generator"):
-        getattr(made, name).load_state_dict({k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(name + ".")})
+    try:
+        tensors = need("safetensors.torch", "ehr").load_file(str(folder / "model.safetensors"), device=made.device)
+        for name in ("network", "generator"):
+            getattr(made, name).load_state_dict({k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(name + ".")})
+    except (need("safetensors", "ehr").SafetensorError, RuntimeError) as error:
+        refuse("model.safetensors", str(error).splitlines()[0], "the weights that belong to model.json")
     made.network.eval()
     return made
 
