@@ -811,6 +811,7 @@ def attack_ensemble(
     options = {"reservoir": pool.reservoir, "ridge": ensemble.history.get("ridge", 30.0), "centre": pool.centre, "target": ensemble.target,
                "prior": prior}
     others, size, low_high = train_readouts(aside, **options), int((ensemble.weights > 0).sum()), ensemble.bounds
+    constant = float(np.mean(target_of(aside, ensemble.target)))  # one for both sides: it must know nobody, not even which side it judges
     scores = {"plain error (the paper's)": [], "calibrated": [], "likelihood ratio": [], "control: constant": []}
     draws = [rng.choice(len(others), size, replace=size > len(others)) for _ in range(references)]
     for k, side in enumerate(sides):
@@ -821,7 +822,7 @@ def attack_ensemble(
         scores["plain error (the paper's)"].append(loss_scores(judged, seen))
         scores["calibrated"].append(calibrated_scores(judged, seen, np.mean(refs, axis=0)))
         scores["likelihood ratio"].append(likelihood_ratio_scores(judged, seen, refs, own, size))
-        scores["control: constant"].append(loss_scores(judged, np.full(len(seen), float(np.mean(refs)))))
+        scores["control: constant"].append(loss_scores(judged, np.full(len(seen), constant)))
     return {name: membership(*pair, random_state=0) for name, pair in scores.items()}
 
 # %% ../nbs/sepsis_privacy.ipynb #68869da7

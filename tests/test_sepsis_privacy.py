@@ -374,3 +374,12 @@ def test_accuracy_loss_and_audit_of_members(world):
     assert made["candidates"] == 10 and made["lower"] <= made["epsilon"]
     with pytest.raises(ValueError, match="cohorts"):
         audit_members(ensemble, stays.take(np.arange(100, 120)), noise=1.0)
+
+
+def test_the_constant_control_knows_nobody(world):
+    "Members and strangers of one law: a constant predictor must not tell them apart, whichever target."
+    _, prep, stays = world
+    for target in ("severity", "label"):
+        ensemble = train_ensemble(prep, stays.take(np.arange(60)), stays.take(np.arange(200, 260)), units=4, target=target)
+        control = attack_ensemble(ensemble, stays.take(np.arange(60)), stays.take(np.arange(60, 200)), references=1)["control: constant"]
+        assert control.auc_low <= 0.5 <= control.auc_high
