@@ -25,7 +25,7 @@ def _joined(pair, edges, grid, step, side=0):
     "P-masses on `grid` and one point more, cell i = [edges[i], edges[i+1]) lying between grid[i] and grid[i] + step."
     cells = pair.cells(edges)
     relative = cells.relative + 8 * ulp
-    growth, share = np.expm1(np.minimum(grid, 600.0)), -1 / math.expm1(-step)  # less growth means more mass goes up
+    growth, share = np.expm1(np.minimum(grid, 600.0)), -1 / np.expm1(-step)  # less growth means more mass goes up
     mass = cells.base + cells.excess
     up = np.clip((cells.excess - growth * cells.base) * share, 0.0, mass)
     slack = relative * (cells.doubt + np.abs(growth) * cells.base) * share
@@ -712,7 +712,8 @@ def _chernoff_epsilon(parts, direction):
     if not lost < direction.delta:
         return math.inf
     constant = tilts * np.log(tilts) - (tilts + 1) * np.log1p(tilts)
-    return max(0.0, float(np.min((total + constant - math.log(direction.delta - lost)) / tilts))) * (1 + 1e-12) + 1e-12
+    best = float(np.min((total + constant - math.log(direction.delta - lost)) / tilts))
+    return math.inf if math.isnan(best) else max(0.0, best) * (1 + 1e-12) + 1e-12
 
 # %% ../nbs/01_connect_the_dots.ipynb #b2be4496
 _methods = ("direct", "two_stage", "core_tail")
@@ -931,6 +932,25 @@ def _near_the_top(parts, delta, both):
     return max(0.0, *(f[0] for f in found)), max(f[1] for f in found)
 
 
+def _distance(parts):
+    "Upper bound on the total variation distance of all releases together."
+    single = math.fsum(n * pair.delta(0.0)[1] for pair, n in parts)  # distances add up
+    log_total, lost = 0.0, 0.0
+    for pair, n in parts:
+        edges = pair.landmarks()
+        if pair.shift or len(edges) < 2 or not np.all(np.diff(edges) > 1e-290):
+            edges = edges[np.append(True, np.diff(edges) > 1e-290)]
+        masses, losses = _joined(pair, edges, edges[:-1], np.diff(edges)), edges + pair.shift
+        (below_p, below_q), (above_p, _) = _outside(pair, -math.inf, edges[0]), _outside(pair, edges[-1], math.inf)
+        masses[0] += below_p
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float((masses * np.exp(-losses) * np.expm1(losses) ** 2).sum())
+        log_total += n * math.log1p(square * (1 + 1e-9) + below_q * math.exp(-pair.shift))
+        lost += n * above_p
+    # half the root of the chi-square divergence, of which one and more multiplies
+    return min(single, 0.5 * math.sqrt(math.expm1(min(log_total, 600.0))) + lost)
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b10
 _most_outcomes = 20_000
 
@@ -996,8 +1016,8 @@ def _grid_bounds(parts, delta, tolerance, method):
         off = math.fsum(n * pair.blur for pair, n in reduced)
         bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
         return *bounds, "largest loss", {}, ()
-    if sum(n * max(pair.delta(0.0, swapped)[1] for swapped in both) for pair, n in reduced) <= delta:
-        return 0.0, 0.0, "total variation", {}, ()  # distances add up
+    if _distance(reduced) <= delta:
+        return 0.0, 0.0, "total variation", {}, ()
     listed = _enumerated(reduced) if method == "auto" else None
     reduced = reduced if listed is None else [(listed, 1)]
     if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
@@ -1011,7 +1031,10 @@ def _grid_bounds(parts, delta, tolerance, method):
     if len(reduced) > 8:
         reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
+    methods = _methods if method == "auto" else (method,)
+    laws = _refine(reduced, directions, tolerance, methods)
+    if 0.01 < max(d.upper for d in directions) < 0.1 and max(d.info.get("cells", 0) for d in directions) <= 2**14:
+        laws = laws | _refine(reduced, directions, min(tolerance, 1e-4), methods)  # tiny answers get more digits, where they are cheap
     decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
     least, most = top or (0.0, math.inf)
     return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())

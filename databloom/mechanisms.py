@@ -83,7 +83,7 @@ def delta(
     base, excess, doubt = (float(x[0]) for x in (cells.base, cells.excess, cells.doubt))
     if abs(u) > 600:  # exp(u) overflows; one law's mass is at most exp(-|u|) times the other's
         size = base * math.exp(-self.shift) if swapped else base + excess
-        return 0.0, size * (1 + float(cells.relative[0]) + 16 * ulp)
+        return self._far_delta(u, swapped), size * (1 + float(cells.relative[0]) + 16 * ulp)
     growth = math.expm1(-u if swapped else u)
     if swapped:  # Q - exp(epsilon) P below -epsilon, in units of exp(shift)
         value, size = -(growth * base + (1 + growth) * excess), abs(growth) * base + (1 + growth) * doubt
@@ -92,6 +92,17 @@ def delta(
     scale = math.exp(-self.shift) if swapped else 1.0
     error = (float(cells.relative[0]) + 16 * ulp) * size * scale
     return max(0.0, value * scale - error), max(0.0, value * scale) + error
+
+
+@patch_to(Pair)
+def _far_delta(self, u, swapped):
+    "Lower bound where exp(u) overflows: losses that are higher by t count for at least 1 - exp(-t) of their mass."
+    best = 0.0
+    for t in (0.3, 1.0, 3.0, 10.0, 40.0):
+        cells = self.cells(np.array([-math.inf, u - t] if swapped else [u + t, math.inf]))
+        mass = float(cells.base[0]) * math.exp(-self.shift) if swapped else float(cells.base[0] + cells.excess[0])
+        best = max(best, mass * -math.expm1(-t) * (1 - float(cells.relative[0]) - 16 * ulp))
+    return best
 
 # %% ../nbs/mechanisms.ipynb #1d9e2434
 _nodes, _weights = np.polynomial.legendre.leggauss(5)

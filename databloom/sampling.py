@@ -162,7 +162,7 @@ class _Outputs(Pair):
     def landmarks(self):
         x, value = self.table
         points = np.unique(value[:: max(1, len(x) // 500)])
-        return points
+        return points[np.append(True, np.diff(points) > 1e-12 * points[-1])]
 
 # %% ../nbs/sampling.ipynb #a766f6be
 class ReplaceOne(_Outputs):
@@ -202,13 +202,13 @@ class ReplaceOne(_Outputs):
         z = x / self.noise_multiplier
         base, error = normal_masses(z)
         base, error = self.still * base, self.still * base * error
-        moved, mirrored, wrong = 0.0, 0.0, 0.0
+        moved, mirrored, wrong_moved, wrong_mirrored = 0.0, 0.0, 0.0, 0.0
         for move, weight in zip(self.moves / self.noise_multiplier, self.weights):
             (up, wrong_up), (down, wrong_down) = normal_masses(z - move), normal_masses(z + move)
             moved, mirrored = moved + weight * up, mirrored + weight * down
-            wrong = wrong + weight * (up * wrong_up + down * wrong_down)
+            wrong_moved, wrong_mirrored = wrong_moved + weight * up * wrong_up, wrong_mirrored + weight * down * wrong_down
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.maximum((error + wrong) / (base + mirrored), wrong / (moved + mirrored))
+            relative = np.maximum((error + wrong_mirrored) / (base + mirrored), (wrong_moved + wrong_mirrored) / (moved + mirrored))
         relative = np.where(base + mirrored > 0, np.nan_to_num(relative), 0.0) + ulp * (16 + 2 * len(self.moves))
         return Cells(base + mirrored, moved - mirrored, moved + mirrored, relative)
 
