@@ -8,6 +8,12 @@ __all__ = ['CONSISTENCIES', 'DEFAULT_THRESHOLDS', 'Answers', 'System', 'textual_
            'calibrate', 'save_system', 'load_system', 'save_calibrated', 'load_calibrated', 'LossTable', 'table_of',
            'loss_table', 'Violations', 'violation_rate', 'split_rate']
 
+# %% ../nbs/calm_calibration.ipynb #4f915ca8
+from .core import need
+
+# %% ../nbs/calm_calibration.ipynb #f297b840
+torch = need("torch", "calm")
+
 # %% ../nbs/calm_calibration.ipynb #171cb612
 import hashlib
 import inspect

@@ -9,6 +9,12 @@ __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register
            'lone_layer', 'next_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
            'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
+# %% ../nbs/calm_decoding.ipynb #a851cd9c
+from .core import need
+
+# %% ../nbs/calm_decoding.ipynb #383ee765
+torch = need("torch", "calm")
+
 # %% ../nbs/calm_decoding.ipynb #843fc1af
 import copy
 import math

@@ -9,6 +9,12 @@ __all__ = ['FEED_FORWARDS', 'FORMAT', 'WEIGHTS', 'EXIT_LOSSES', 'CalmConfig', 'R
            'random_depths', 'Training', 'learning_rate_at', 'evaluate_layers', 'train', 'exit_examples', 'exit_loss',
            'ExitTraining', 'stay_f1', 'train_classifier']
 
+# %% ../nbs/02_calm_model.ipynb #9161ffd1
+from .core import need
+
+# %% ../nbs/02_calm_model.ipynb #21bdbe2a
+torch = need("torch", "calm")
+
 # %% ../nbs/02_calm_model.ipynb #232f5a51
 import copy
 import json
