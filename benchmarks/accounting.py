@@ -204,36 +204,48 @@ def own_table(environment):
     print(f"memory above the import, all cases at 1e-4 in one process: {memory['megabytes']:.0f} MB (goal: under 100)")
 
 
+def width_of(peer, r, truth):
+    "Relative width of a peer's answer: of its own interval, or of its upper bound over the truth's lower one; infinite if it misses the truth."
+    if not r["upper"] < math.inf or r["upper"] < truth["lower"] or r.get("lower", 0.0) > truth["upper"]:
+        return math.inf
+    if peer == "dots":  # no finer than the truth is known
+        return max(r["upper"] - truth["lower"], truth["upper"] - truth["lower"]) / r["upper"]
+    return (r["upper"] - r["lower"]) / r["upper"]
+
+
 def ladder(environment, peer, case, seconds, truth):
-    "The peer's tightest sound result within `seconds`: (setting, result, width), and what went wrong beyond it."
-    setting = {"dots": 0.02 if case["noise"] < 3 else 1e-3, "buckets": 1e-3, "prv": 0.3}[peer]
+    "The peer's tightest sound result within `seconds`: (setting, result, width), and what stopped it."
     best, note = None, ""
-    while True:
+
+    def attempt(setting):
+        "The result, or None where it is too slow, too large, or no bound."
+        nonlocal best, note
         r = environment.run(peer, case, setting, limit=1.5 * seconds + 10)
-        if r is None:
-            note = note or "memory or time ran out"
-            break
-        if r["seconds"] > seconds:
-            break
-        if peer == "dots":
-            width = (r["upper"] - truth["upper"]) / truth["upper"] if r["upper"] < math.inf else math.inf
-        else:
-            width = (r["upper"] - r["lower"]) / r["upper"] if r["upper"] < math.inf else math.inf
-        if r["upper"] < truth["lower"] or r.get("lower", 0) > truth["upper"]:
-            note = f"misses the truth at setting {setting:.2g}"
-        elif best is None or width < best[2]:
+        if r is None or r["seconds"] > seconds:
+            note = "beyond: memory or time ran out"
+            return None
+        width = width_of(peer, r, truth)
+        if width < math.inf and (best is None or width < best[2]):
             best = (setting, r, width)
-        left = seconds / max(r["seconds"], 1e-3)
-        if left < 1.5:
-            break
-        setting /= min(10.0, max(1.3, 0.7 * left))
-        if setting < 1e-9:
-            break
+        if width == math.inf and best:
+            note = f"misses the truth at setting {setting:.2g}"
+            return None
+        return r
+
+    setting = {"dots": 0.02 if case["noise"] < 3 else 1e-3, "buckets": 1e-3, "prv": 0.3}[peer]
+    while (r := attempt(setting)) and setting > 1e-9 and seconds / max(r["seconds"], 1e-3) > 1.3:
+        setting /= min(10.0, max(1.3, 0.7 * seconds / max(r["seconds"], 1e-3)))
+    if r is None and best:  # too fine: close in on the last good setting
+        bad = setting
+        for _ in range(3):
+            middle = math.sqrt(bad * best[0])
+            if attempt(middle) is None:
+                bad = middle
     return best, note
 
 
 def peer_table(environment, peer, seconds, cases):
-    names = dict(dots="dp-accounting 0.6.0, Connect-the-Dots (its width: its upper bound over the truth)",
+    names = dict(dots="dp-accounting 0.6.0, Connect-the-Dots (its width: its upper bound over our lower one, no finer than we know the truth)",
                  buckets="dp-accounting 0.6.0, Privacy Buckets, upper and lower", prv="prv-accountant 0.2.0, certified interval")
     rows = []
     for case in cases:
@@ -247,7 +259,7 @@ def peer_table(environment, peer, seconds, cases):
         ours = environment.run("ours", case, tolerance)
         own = (ours["upper"] - ours["lower"]) / ours["upper"] if ours else math.nan
         rows.append([describe(case), f"{setting:.2g}", f"{width:.1e}", milliseconds(r["seconds"]), f"{own:.1e}",
-                     milliseconds(ours["seconds"]), f"{r['seconds'] / ours['seconds']:,.0f} times" + ("" if ours["met"] else " (we are wider)"), note])
+                     milliseconds(ours["seconds"]), f"{r['seconds'] / ours['seconds']:,.0f} times" + ("" if own <= width else " (we are wider)"), note])
         print("  " + " | ".join(rows[-1]), file=sys.stderr, flush=True)
     show(names[peer], ["case", "setting", "its width", "its time", "our width", "our time", "we are faster", "note"], rows)
 

@@ -6,12 +6,15 @@ rounds of the ratio of two times of the same round, so that a machine that is bu
 
     python benchmarks/calm_speed.py [--rounds 15] [--no-economize] [--json out.json]
 
+`calm_speed.json` beside this file is a kept run; the chapter `calm_decoding` shows it.
+
 `economize` (PyPI) is put into a temporary folder with pip, without its dependencies, unless it is installed already.
 """
 
 import argparse
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -141,6 +144,7 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    load = os.getloadavg()  # how busy the machine was, before and after
     warnings.filterwarnings("ignore", category=FutureWarning)
     rng, recorded, goals = np.random.default_rng(0), exit_layers(), []
     model = new_model(CONFIG, random_state=0).eval()
@@ -189,7 +193,7 @@ def main():
              {"median": found["median"] / layers, "quartiles": [q / layers for q in found["quartiles"]]}, 0.6)
     if options.json:
         Path(options.json).write_text(json.dumps({
-            "goals": goals, "same_tokens": same, "torch": torch.__version__,
+            "goals": goals, "same_tokens": same, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "load": [load, os.getloadavg()],
             "seconds": {"batch 1": {k: v.tolist() for k, v in times.items()}, "batch 32": {k: v.tolist() for k, v in times32.items()}}}, indent=1))
 
 

@@ -50,7 +50,7 @@ class Answers(Result):
     def __str__(self):
         return f"{self.rule}: {len(self.texts)} answers, {self.mean_layers:.2f} of {self.num_layers} layers a token, {self.seconds:.1f} s"
 
-
+# %% ../nbs/calm_calibration.ipynb #20c92d17
 @dataclass(frozen=True, eq=False)
 class System:
     "A model with its tokens and the limits of a call."
@@ -341,7 +341,7 @@ def calibrate(
         _evidence(found, passes, examples), fingerprint(system, measure, metric)).sealed()
     return CalibratedModel(system, guarantee, None if isinstance(measure, str) else measure, None if isinstance(metric, str) else metric)
 
-
+# %% ../nbs/calm_calibration.ipynb #b9d54666
 def _check_thresholds(thresholds):
     values = [check_probability("thresholds", value) for value in thresholds]
     if not values or any(a <= b for a, b in zip(values, values[1:])):

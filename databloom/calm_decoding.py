@@ -6,7 +6,7 @@
 __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register_measure', 'softmax_response', 'softmax_gap',
            'state_saturation', 'exit_classifier', 'shortlist', 'find_measure', 'decayed_threshold', 'ExitRule',
            'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine', 'LoneCache',
-           'lone_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
+           'lone_layer', 'next_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
            'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
 
 # %% ../nbs/calm_decoding.ipynb #843fc1af
@@ -20,6 +20,7 @@ from typing import Callable
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
@@ -470,6 +471,18 @@ def lone_layer(
     bent = engine.bend(bent)
     return torch.addmm(x, bent.mul_(gate) if gate.shape[1] else bent, weights.wo)
 
+# %% ../nbs/calm_decoding.ipynb #44bc1760
+def next_layer(
+    waiting: np.ndarray,  # how many rows wait for layer 0, 1, ...
+    last: int,  # the layer that was run before
+    low: int = 2,  # how many of the lowest layers rows go round in
+) -> int:  # the layer to run
+    "Go round in the lowest layers until half of the rows wait above them; then climb."
+    if low <= last < len(waiting) - 1 and waiting[last + 1]:
+        return last + 1
+    above = waiting[low:].sum()
+    return low + int(waiting[low:].argmax()) if above and 2 * above >= waiting.sum() else int(waiting[:low].argmax())
+
 # %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
     "Static cache of many rows, on any device."
@@ -477,62 +490,54 @@ class CrowdCache:
     def __init__(self, engine, memory, allowed, steps):
         c, self.engine, self.steps, self.rows = engine.config, engine, steps, len(memory)
         self.heads, self.inner, self.depth = c.num_heads, c.num_heads * c.d_kv, len(engine.layers)
-        self.kv = [memory.new_zeros(2, self.rows, self.heads, steps, c.d_kv) for _ in engine.layers]  # keys, values
+        self.kv = [memory.new_zeros(self.rows, steps, 2 * self.inner) for _ in engine.layers]  # keys, values
         self.states = memory.new_zeros(self.rows, steps, c.d_model)  # normed last states of tokens that left early
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
         self.mask = None if bool(allowed.all()) else mask_bias(allowed[:, None, None, :], memory.dtype)
         ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
         self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
-        self._number()
-
-    def _number(self):
-        self.entries = np.arange(2 * self.rows * self.heads).reshape(2, self.rows, self.heads) * self.steps
+        self.windows = self.distances.unfold(1, steps, 1).transpose(0, 1)  # (start, heads, steps), a view
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
-        return torch.from_numpy(rows).to(self.memory.device)
+        rows = torch.from_numpy(rows)
+        return rows if self.engine.quick else rows.to(self.memory.device)
 
     def bias(self, t):
         "What attention adds for the distances of tokens at t: (rows or 1, heads, 1, longest + 1)."
         low, high = int(t.min()), int(t.max())
         if low == high:
-            return self.distances[None, :, None, self.steps - 1 - high : self.steps]
-        windows = self.distances.unfold(1, high + 1, 1)
-        return windows.index_select(1, self.index(self.steps - 1 - t)).transpose(0, 1)[:, :, None]
+            window = self.distances[None, :, None, self.steps - 1 - high : self.steps]
+            return window if self.engine.quick else window.clone()  # fused attention on a GPU wants aligned memory
+        return self.windows[:, :, : high + 1].index_select(0, self.index(self.steps - 1 - t))[:, :, None]
 
     def cross_of(self, l):
         "Keys and values of the prompts for layer l, made at the first visit."
         if self.cross[l] is None:
-            kv = (self.memory @ self.engine.layers[l].cross_kv).unflatten(-1, (2, self.heads, -1))
-            self.cross[l] = kv.permute(2, 0, 3, 1, 4).contiguous()
+            self.cross[l] = self.memory @ self.engine.layers[l].cross_kv
         return self.cross[l]
 
     def keep(self, rows, t, x, layers):
         "These rows' tokens at t have left with states x, which stand in above `layers`."
-        self.states[self.index(rows), self.index(t)] = self.engine.unit(x)
-        above = np.arange(self.depth)[:, None] >= layers
-        self.filled[:, rows] = np.where(above, np.minimum(self.filled[:, rows], t), self.filled[:, rows])
+        self.states.view(-1, x.shape[-1]).index_copy_(0, self.index(rows * self.steps + t), self.engine.unit(x))
+        filled = self.filled[:, rows]
+        self.filled[:, rows] = np.where(np.arange(self.depth)[:, None] < layers, filled, np.minimum(filled, t))
 
     def put(self, l, rows, position, new):
         "Write new keys and values, (entries, 2 inner), at these rows and positions."
-        at = self.entries[:, rows] + position[:, None]
-        new = new.unflatten(1, (2, self.heads, -1)).transpose(0, 1)
-        self.kv[l].view(-1, new.shape[-1]).index_copy_(0, self.index(at.reshape(-1)), new.reshape(-1, new.shape[-1]))
+        self.kv[l].view(-1, 2 * self.inner).index_copy_(0, self.index(rows * self.steps + position), new)
 
     def compact(self, rows):
         "Forget all rows but these."
-        at = self.index(rows)
-        self.rows, self.filled, self.memory, self.states = len(rows), self.filled[:, rows], self.memory[at], self.states[at]
-        self.mask = None if self.mask is None else self.mask[at]
-        for l in range(self.depth):
-            self.kv[l], self.cross[l] = self.kv[l][:, at], None if self.cross[l] is None else self.cross[l][:, at]
-        self._number()
+        at, self.rows, self.filled = self.index(rows), len(rows), self.filled[:, rows]
+        self.memory, self.states, self.mask, *both = (
+            None if part is None else part.index_select(0, at) for part in (self.memory, self.states, self.mask, *self.kv, *self.cross))
+        self.kv, self.cross = both[: self.depth], both[self.depth :]
 
 # %% ../nbs/calm_decoding.ipynb #a6d4470d
-def _pending(cache, l, rows, t):
-    "Rows and positions before t whose keys and values layer l still lacks, for these rows."
-    first = cache.filled[l, rows]
+def _pending(first, rows, t):
+    "Rows and positions from `first` up to t, in one list."
     counts = t - first
     position = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
     return np.repeat(rows, counts), position
@@ -546,18 +551,15 @@ def crowd_fill(
     x: torch.Tensor | None = None,  # (rows, d_model), the states of those tokens, or None to fill what is before them
 ) -> torch.Tensor | None:  # (rows, inner), the queries of those tokens
     "Keys and values of layer l for these rows: of what is pending, and of their tokens at t."
-    weights, engine, inner = cache.engine.layers[l].qkv, cache.engine, cache.inner
-    late, position = _pending(cache, l, rows, t)
+    weights, engine, inner, first = cache.engine.layers[l].qkv, cache.engine, cache.inner, cache.filled[l, rows]
     cache.filled[l, rows] = t if x is None else t + 1
-    if not len(late):
+    if (first == t).all():  # nothing is pending
         if x is None:
             return None
         qkv = engine.unit(x) @ weights
-        if len(rows) == cache.rows and (t == t[0]).all():
-            cache.kv[l][:, :, :, t[0]] = qkv[:, inner:].unflatten(1, (2, cache.heads, -1)).transpose(0, 1)
-        else:
-            cache.put(l, rows, t, qkv[:, inner:])
+        cache.put(l, rows, t, qkv[:, inner:])
         return qkv[:, :inner]
+    late, position = _pending(first, rows, t)
     old = cache.states.view(-1, engine.width).index_select(0, cache.index(late * cache.steps + position))
     if x is None:
         return cache.put(l, late, position, old @ weights[:, inner:])
@@ -566,14 +568,11 @@ def crowd_fill(
     return x @ weights[:, :inner]
 
 # %% ../nbs/calm_decoding.ipynb #86a609ab
-def _attend(query, kv, bias, at):
-    "One query a row, (rows, inner), over keys and values (2, all rows, heads, positions, d_kv); `at` says which rows."
-    rows, kv = len(query), kv if at is None else kv.index_select(1, at)
-    (keys, values), (heads, length, width) = kv.flatten(1, 2), kv.shape[2:]
-    scores = torch.bmm(query.reshape(rows * heads, 1, width), keys.transpose(1, 2))
-    if bias is not None:
-        scores = (scores.view(rows, heads, 1, length) + bias).view(rows * heads, 1, length)
-    return torch.bmm(torch.softmax(scores, -1), values).view(rows, heads * width)
+def _attend(query, kv, bias, at, heads):
+    "One query a row, (rows, inner), over keys and values (all rows, positions, 2 inner); `at` says which rows."
+    kv, rows = kv if at is None else kv.index_select(0, at), len(query)
+    keys, values = kv.view(rows, kv.shape[1], 2, heads, -1).permute(2, 0, 3, 1, 4)
+    return scaled_dot_product_attention(query.view(rows, heads, 1, -1), keys, values, bias, scale=1.0).reshape(rows, -1)
 
 
 def crowd_layer(
@@ -584,17 +583,15 @@ def crowd_layer(
     t: np.ndarray,  # positions of their tokens
 ) -> torch.Tensor:  # (rows, d_model), the states after it
     "One decoder layer for one token of each of some rows."
-    engine, weights = cache.engine, cache.engine.layers[l]
+    engine, weights, heads = cache.engine, cache.engine.layers[l], cache.heads
     at = None if len(rows) == cache.rows else cache.index(rows)
     query = crowd_fill(cache, l, rows, t, x)
-    context = _attend(query, cache.kv[l][:, :, :, : int(t.max()) + 1], cache.bias(t), at)
-    x = torch.addmm(x, context, weights.o)
+    x = torch.addmm(x, _attend(query, cache.kv[l][:, : int(t.max()) + 1], cache.bias(t), at, heads), weights.o)
     mask = cache.mask if cache.mask is None or at is None else cache.mask.index_select(0, at)
-    context = _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), mask, at)
-    x = torch.addmm(x, context, weights.cross_o)
+    x = torch.addmm(x, _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), mask, at, heads), weights.cross_o)
     wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
     bent = engine.bend(wide[:, :inner])
-    return torch.addmm(x, bent * wide[:, inner:] if wide.shape[1] > inner else bent, weights.wo)
+    return torch.addmm(x, bent.mul_(wide[:, inner:]) if wide.shape[1] > inner else bent, weights.wo)
 
 # %% ../nbs/calm_decoding.ipynb #be160cbf
 @dataclass(frozen=True)
@@ -668,7 +665,7 @@ def _lone_oracle(engine, cache, plan, x, t):
     x, _, layers = _oracle_choice(engine, states)
     return x, int(layers[0]), math.nan
 
-
+# %% ../nbs/calm_decoding.ipynb #76cd8bd3
 def _lone_run(engine, cache, plan, memory):
     "Yield (row, token, layer, confidence, logits) of each step, in a list."
     cache.begin(memory)
@@ -696,13 +693,14 @@ def _crowd_run(engine, cache, plan):
     "Yield (row, token, layer, confidence, logits) of the rows that finish a token at each layer visit, in a list."
     names = places = np.arange(cache.rows)
     t, level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
-    thresholds, state, history = np.asarray(plan.thresholds), State(engine, cache.rows), []
+    thresholds, state, history, l = np.asarray(plan.thresholds), State(engine, cache.rows), [], 0
+    low = max(1, min(max(2, plan.first), plan.layers - 1))  # no row turns back below the first layer that may be left
     x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
     while len(names):
-        l = int(np.bincount(level).argmax())
+        l = next_layer(np.bincount(level, minlength=plan.layers), l, low)
         who, layer = np.flatnonzero(level == l), l + 1
-        here, everyone = cache.index(who), len(who) == len(names)
-        before, at = x if everyone else x.index_select(0, here), t[who]
+        here, everyone, at = cache.index(who), len(who) == len(names), t[who]
+        before = x if everyone else x.index_select(0, here)
         after = crowd_layer(cache, l, before, places[who], at)
         leaves, threshold = plan.depths[names[who], at] <= layer, thresholds[at]
         checked, confidence = plan.measure is not None and plan.first <= layer < plan.layers and (threshold > 0).any(), np.full(len(who), math.nan)
@@ -714,13 +712,13 @@ def _crowd_run(engine, cache, plan):
             history.append(after)
         if not leaves.any():
             continue
-        gone, out = who[leaves], slice(None) if leaves.all() else cache.index(np.flatnonzero(leaves))
+        gone, out = who[leaves], None if leaves.all() else cache.index(np.flatnonzero(leaves))
         if plan.rule.oracle:
             final, logits, layers = _oracle_choice(engine, history)
         else:
             known = checked and state._logits is not None
-            final, layers = after[out], np.full(len(gone), layer)
-            logits = state._logits[out] if known else engine.logits(final)
+            final, layers = after if out is None else after.index_select(0, out), np.full(len(gone), layer)
+            logits = engine.logits(final) if not known else state._logits if out is None else state._logits.index_select(0, out)
         tokens = _finite(logits, int(t[gone][0])).argmax(-1)
         history = []
         if layer < plan.layers or plan.rule.oracle:
@@ -730,12 +728,12 @@ def _crowd_run(engine, cache, plan):
         words = tokens.cpu().numpy()
         yield list(zip(names[gone].tolist(), words.tolist(), layers.tolist(), confidence[leaves].tolist(), logits))
         t[gone], level[gone] = t[gone] + 1, 0
-        x = x.index_copy(0, cache.index(gone), engine.embedding[tokens])
+        x = x.index_copy(0, cache.index(gone), engine.embedding.index_select(0, tokens))
         over = np.zeros(len(names), dtype=bool)
         over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
         if over.any():
-            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x[cache.index(np.flatnonzero(~over))]
-            if 0 < 3 * len(places) <= 2 * cache.rows:
+            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x.index_select(0, cache.index(np.flatnonzero(~over)))
+            if 0 < 2 * len(places) <= cache.rows and plan.steps - t.min() > 8:
                 cache.compact(places)
                 places = np.arange(len(places))
 
@@ -790,7 +788,7 @@ class Generated(Result):
             ax.set(xlabel="exit layer", ylabel="share of tokens", title=f"{self.rule}: {self.mean_layers:.2f} layers a token")
         return ax
 
-
+# %% ../nbs/calm_decoding.ipynb #ff148063
 @dataclass(frozen=True)
 class Token(Result):
     "A token as it comes out of `Decoder.stream`."

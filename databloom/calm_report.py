@@ -352,7 +352,7 @@ def _html_texts(result):
         parts += ["</div>"]
     return "".join(parts)
 
-
+# %% ../nbs/calm_report.ipynb #d37f3b9b
 def report_html(
     result: CalmReport,  # what was measured
     path=None,  # a file to write
@@ -378,7 +378,7 @@ def _written(text, path):
             file.write(text)
     return text
 
-
+# %% ../nbs/calm_report.ipynb #c30e6771
 def report_markdown(
     result: CalmReport,  # what was measured
     path=None,  # a file to write; figures go into a folder beside it

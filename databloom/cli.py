@@ -17,10 +17,15 @@ from . import __version__
 # %% ../nbs/cli.ipynb #55fe512e
 _commands = {
     "epsilon": "databloom.cli_accounting:app",
+    "delta": "databloom.cli_accounting:delta_app",
+    "noise": "databloom.cli_accounting:noise_app",
+    "curve": "databloom.cli_accounting:curve_app",
+    "verify": "databloom.cli_accounting:verify_app",
     "calm": "databloom.cli_calm:app",
     "calibrate": "databloom.cli_calibrate:app",
     "ehr": "databloom.cli_ehr:app",
     "sepsis": "databloom.cli_sepsis:app",
+    "tour": "databloom.tour:app",
 }
 
 # %% ../nbs/cli.ipynb #78d51a8b

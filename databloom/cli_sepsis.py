@@ -171,8 +171,9 @@ def predict(
     id: str = typer.Option("id", help="Column that names the stay."),
     time: str = typer.Option("ICULOS", help="Column that holds the time."),
     private: bool = typer.Option(False, "--private", help="Add noise and charge the ledger."),
-    epsilon: float = typer.Option(0.1, help="Epsilon of each private answer."),
-    mechanism: str = typer.Option("discrete-laplace", help="laplace, gaussian, discrete-laplace or discrete-gaussian."),
+    answers: str = typer.Option("values", help="values (each is charged) or alarms (only the alarm, charged once per stay)."),
+    epsilon: float = typer.Option(0.1, help="Epsilon of each private value, or of each stay's alarms."),
+    mechanism: str = typer.Option("discrete-laplace", help="Noise of the values: laplace, gaussian, discrete-laplace or discrete-gaussian."),
     seed: int = typer.Option(None, help="Seed of the noise, for tests only: noise that can be repeated protects nobody."),
     json: bool = typer.Option(False, "--json", help="A JSON object per line instead of CSV."),
     quiet: bool = typer.Option(False, "--quiet", help="No header."),
@@ -182,7 +183,7 @@ def predict(
     from databloom.sepsis_privacy import Server
 
     ensemble = load_ensemble(model)
-    server = Server(ensemble, ledger=Path(model) / "ledger.json", private=private, epsilon=epsilon, mechanism=mechanism, random_state=seed)
+    server = Server(ensemble, ledger=Path(model) / "ledger.json", private=private, answers=answers, epsilon=epsilon, mechanism=mechanism, random_state=seed)
     if rows != "-" and not Path(rows).is_file():
         raise FileNotFoundError(f"no such file: {rows}")
     source = sys.stdin if rows == "-" else open(rows, encoding="utf-8-sig", newline="")
@@ -191,7 +192,7 @@ def predict(
         if not table.fieldnames or not {id, time} <= set(table.fieldnames):
             refuse("rows", table.fieldnames, f"a table with the columns {id} and {time}")
         if not quiet and not json:
-            print(f"{id},{time},value,probability,alarm,epsilon_stay,epsilon_lifetime")
+            print(f"{id},{time}," + ("value,probability," if answers == "values" else "") + "alarm,epsilon_stay,epsilon_lifetime")
         for line in table:
             answer = server.answer(line[id], _number(line[time], time, table.line_num), {n: _number(v, n, table.line_num, True) for n, v in line.items()
                                                                                         if n in ensemble.prep.features})
@@ -217,22 +218,26 @@ def audit(
     nonmembers: str = typer.Argument(..., help="Cohort folder with other patients of the same hospital (may be the same folder: ids decide)."),
     sets: str = typer.Option(None, help="For folders with both PhysioNet 2019 sets: A or B."),
     report: str = typer.Option(None, help="Report to write (.html; the .json goes beside it)."),
+    noise: float = typer.Option(30.0, help="Of the audit in one run: Gaussian standard deviation over the sensitivity, for each value."),
     seed: int = typer.Option(0, help="Seed of splits and coins."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="Print nothing."),
 ):
-    "Attack a model's true members, calibrated, with controls."
+    "Attack a model's true members, calibrated, with controls; and audit a release of its members in one run."
     from databloom.sepsis_ensemble import load_ensemble
-    from databloom.sepsis_privacy import Ledger, attack_ensemble
+    from databloom.sepsis_privacy import Ledger, attack_ensemble, audit_members
 
     ensemble = load_ensemble(model)
     inside = ensemble.prep(read_cohort(members, sets))
     outside = inside if Path(nonmembers) == Path(members) else ensemble.prep(read_cohort(nonmembers, sets))
     found = attack_ensemble(ensemble, inside, outside, random_state=seed)
+    one_run = audit_members(ensemble, inside, noise=noise, random_state=seed)
     ledger = Ledger(path=Path(model) / "ledger.json") if (Path(model) / "ledger.json").is_file() else Ledger()
-    data = {"attacks": {name: m.to_dict() for name, m in found.items()}, "epsilon_spent": ledger.epsilon(), "assumptions": list(ledger.assumptions)}
+    data = {"attacks": {name: m.to_dict() for name, m in found.items()}, "one_run": {k: one_run[k] for k in ("epsilon", "lower", "noise", "candidates")}, "epsilon_spent": ledger.epsilon(), "assumptions": list(ledger.assumptions)}
     rows = [{"attack": n, "AUC": f"{m.auc:.4f} [{m.auc_low:.4f}, {m.auc_high:.4f}]", "advantage": f"{m.advantage:.4f}",
              "TPR at 1 % FPR": f"{m.tpr:.4f} [{m.tpr_low:.4f}, {m.tpr_high:.4f}]", "members": m.members, "non-members": m.nonmembers} for n, m in found.items()]
     if report is not None:
-        write_report(report, "Sepsis ensemble: membership audit", {"Attacks on true members": rows}, ledger.assumptions, data)
-    _tell(data, "\n".join(f"{name}: {m}" for name, m in found.items()) + f"\n{ledger!r}", json, quiet)
+        tables = {"Attacks on true members": rows, "Audit in one run": [{k: f"{v:.4g}" for k, v in data["one_run"].items()}]}
+        write_report(report, "Sepsis ensemble: membership audit", tables, ledger.assumptions, data)
+    said = f"one run, noise {noise:g}: accounted epsilon {one_run['epsilon']:.4g}, at least {one_run['lower']:.4g}"
+    _tell(data, "\n".join([*(f"{name}: {m}" for name, m in found.items()), said, repr(ledger)]), json, quiet)

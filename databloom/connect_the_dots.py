@@ -4,29 +4,35 @@
 
 # %% auto #0
 __all__ = ['connect_the_dots', 'merge_the_dots', 'privacy_buckets', 'connect_the_dots_of_curve', 'EpsilonBounds',
-           'epsilon_bounds', 'dp_sgd_epsilon', 'EpsilonCurve', 'epsilon_curve']
+           'epsilon_bounds', 'dp_sgd_epsilon', 'Phase', 'schedule_epsilon', 'EpsilonCurve', 'epsilon_curve']
 
 # %% ../nbs/01_connect_the_dots.ipynb #7a4559e9
 import math
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
-from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse
+from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
+from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse, _Atoms
+from .sampling import worst_case
+from .selection import ExponentialMechanism, ReportNoisyMax, fixed_selections_delta
 from .pld import PLD, Cumulants, Window, _curve, borrow_down, compose, compose_window, hockey_stick, pld_from_json, split_up, ulp
 
 # %% ../nbs/01_connect_the_dots.ipynb #5e1d6da1
-def _joined(pair, edges, grid, step):
+def _joined(pair, edges, grid, step, side=0):
     "P-masses on `grid` and one point more, cell i = [edges[i], edges[i+1]) lying between grid[i] and grid[i] + step."
     cells = pair.cells(edges)
     relative = cells.relative + 8 * ulp
-    growth, share = np.expm1(np.minimum(grid, 600.0)), -1 / math.expm1(-step)  # less growth means more mass goes up
+    growth, share = np.expm1(np.minimum(grid, 600.0)), -1 / np.expm1(-step)  # less growth means more mass goes up
     mass = cells.base + cells.excess
     up = np.clip((cells.excess - growth * cells.base) * share, 0.0, mass)
     slack = relative * (cells.doubt + np.abs(growth) * cells.base) * share
-    masses = np.zeros(len(grid) + 1)
-    masses[:-1] = mass - up + slack + relative * mass
+    masses, raised = np.zeros(len(grid) + 1), mass * (1 + relative)
+    if side:  # three times the slack, as D grows with the raised mass as well
+        up, slack = np.clip(up + side * 3 * slack, 0.0, raised), 0.0
+    masses[:-1] = raised - up + slack
     masses[1:] += up + slack
     return masses
 
@@ -47,10 +53,10 @@ def _fits(pair, start, step, count):
     return pair.low == start and abs(start + step * count - pair.high) <= 1e-12 * (abs(start) + step * count)
 
 
-def _upper_law(pair, start, step, count):
+def _upper_law(pair, start, step, count, side=0):
     "The joined law on `start + step * j`, j = 0 .. count; what lies above goes to infinity, what lies below to the lowest point."
     grid = start + step * np.arange(count)
-    masses = _joined(pair, np.append(grid, start + step * count), grid, step)
+    masses = _joined(pair, np.append(grid, start + step * count), grid, step, side)
     above, dual_above = _outside(pair, start + step * count, math.inf)
     scale = math.exp(-pair.shift)
     infinity, dual = (0.0, 0.0)
@@ -70,7 +76,7 @@ def _first_cell(pair, step):
     points = np.linspace(0.0, step, 65)
     cells = pair.cells(np.append(pair.low, pair.low + points + step / 2))
     base, excess = np.cumsum(cells.base), np.cumsum(cells.excess)
-    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(pair.low + points)))
+    fits = np.flatnonzero((base > 0) & (excess <= base * np.expm1(np.minimum(pair.low + points, 700.0))))
     if len(fits) == 0:
         return None
     return math.log1p(excess[fits[0]] / base[fits[0]]), pair.low + points[fits[0]] + step / 2
@@ -109,7 +115,7 @@ def _lower_cells(pair, start, step, count):
     return grid + (math.log1p(cell.excess[0] / cell.base[0]) - grid[0]), edges, True
 
 # %% ../nbs/01_connect_the_dots.ipynb #85e5c084
-def _merged(pair, edges, grid, exact_first):
+def _merged(pair, edges, grid, exact_first, side=0):
     "P-mass, drift and error of the drift of each cell, merged to an atom near its grid point."
     cells = pair.cells(edges)
     relative, growth = cells.relative + 8 * ulp, np.expm1(np.minimum(grid, 600.0))
@@ -118,14 +124,17 @@ def _merged(pair, edges, grid, exact_first):
     for end in ([0] if exact_first else []) + ([-1] if edges[-1] == math.inf and exact_first else []):
         slack[end] += 2e-9 * (grid[1] - grid[0]) * mass[end] if edges[-1] == math.inf else 0.0  # the cell is thin, not a point
         drift[end] = 0.0
+    if side:  # but an end that is exact stays where it is
+        shifted = (drift != 0) | (mass == 0)
+        drift, slack = drift - np.where(shifted, side * (3 * slack + relative * np.abs(drift)), 0.0), np.where(shifted, 0.0, slack)
     sane = grid < 600.0  # beyond, exp(loss) overflows: dropped
     return np.where(sane, mass * (1 - relative), 0.0), np.where(sane, drift, 0.0), np.where(sane, slack, 0.0)
 
 
-def _lower_law(pair, start, step, count):
+def _lower_law(pair, start, step, count, side=0):
     "The merged and borrowed law on about `start + step * j`."
     grid, edges, exact = _lower_cells(pair, start, step, count)
-    masses, first = borrow_down(*_merged(pair, edges, grid, exact), step)
+    masses, first = borrow_down(*_merged(pair, edges, grid, exact, side), step)
     return PLD(masses, step, float(grid[first]) + pair.shift, "lower", rounding=4 * ulp, blur=_blur(pair, grid))
 
 # %% ../nbs/01_connect_the_dots.ipynb #01c80e97
@@ -275,18 +284,25 @@ class _Part:
         return low, self.pair.high if self.pair.high < math.inf and self.pair.low > -math.inf else float(high)
 
 # %% ../nbs/01_connect_the_dots.ipynb #890b4f23
+def _most_cells(tolerance):
+    "The largest window: memory stays flat unless somebody asks for six digits or more."
+    return 2**20 if tolerance >= 1e-5 else 2**22 if tolerance >= 1e-6 else 2**23
+
+
 class _Direction:
     "Estimates for one direction of a composition, and the best bounds found for it so far."
 
-    def __init__(self, parts, delta, swapped):
+    def __init__(self, parts, delta, swapped, tolerance=1e-3):
         self.delta, self.swapped = delta, swapped
         self.parts = [_Part(pair, n, swapped) for pair, n in parts]
         self.total = sum(n for _, n in parts)
         self.cumulants, self.ranges = self.within(math.log(delta) - 7.0)
         self.lower, self.upper, self.chernoff, self.info = 0.0, math.inf, None, {}
         self.failures = 0  # attempts without a finite upper bound
+        self.most_cells = _most_cells(tolerance)
         self.hard = 1.0  # aimed over reached width: how much finer than estimated the grid must be
-        self.noise = 3e-14 * self.total  # round-off of delta, relative, at the tilt of the saddle point
+        # round-off of delta, relative, at the tilt of the saddle point, in one stage and in two
+        self.noise = {False: 3e-14 * self.total, True: 3e-14 * self.total}
         self.epsilon, self.slope = self._saddle()
 
     def within(self, log_tail):
@@ -324,7 +340,8 @@ class _Direction:
         amount, tilt = upper.haze
         price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
         charge = amount - tilt * self.epsilon - math.log(self.delta)
-        self.noise = min(1e-3, 4 * math.exp(min(charge - price, 0.0)))  # the next grid will be finer
+        staged = info["method"] != "direct"
+        self.noise[staged] = min(1e-3, 4 * math.exp(min(charge - price, 0.0)))  # the next grid will be finer
         high, low = upper.epsilon(self.delta), lower.epsilon(min(1.0, self.delta + lost))
         if low > self.lower or high < self.upper:
             self.info = info
@@ -333,7 +350,7 @@ class _Direction:
             self.hard = float(np.clip(self.hard * 1.2 * aim / (high - low + 1e-300), 1e-2, 1.0))
         if not math.isfinite(high):  # drowned in round-off: pay for fewer digits, and doubt the estimate only next
             self.failures += 1
-            self.noise = min(1e-2, 10 * self.noise)
+            self.noise[staged] = min(1e-2, 10 * self.noise[staged])
             if low > 0:  # the lower law knows better where the answer is, and how steep delta is there
                 self.epsilon = low * (1.0 + 0.02 * self.failures)
                 self._read_slope(lower)
@@ -365,13 +382,15 @@ class _View:
     ranges: list  # for each part, the shifted losses beyond which it is cut
 
 
-def _view(direction, tolerance, most=14.0):
-    "The window through which to look at this composition for an interval of width `tolerance`, at a price of at most exp(most)."
+def _view(direction, tolerance, staged=False):
+    "The window through which to look at this composition for an interval of width `tolerance`."
     d = direction
     relative = min(1e-3, 0.02 * max(tolerance * d.slope, 1e-9))
     d.cumulants, d.ranges = d.within(math.log(d.delta) + math.log(relative) - 4.0)
-    budget = min(most, max(0.5, math.log(relative / d.noise)))
-    tilts = np.concatenate([[1e-3], np.exp(np.linspace(-6.0, 0.0, 40))]) * d.slope
+    # a first stage adds its round-off to each mass, where a small tilt would let it swamp the far tail
+    most = min(9.0, math.log(relative / (1e-14 * d.total))) if staged else 14.0
+    budget = max(0.5, min(most, math.log(relative / d.noise[staged])))
+    tilts = np.concatenate([[1e-3], np.exp(np.linspace(-6.0, 1.0, 47))]) * d.slope
     price = d.cumulants.moments(tilts)[0] - tilts * d.epsilon - math.log(d.delta)
     views = [_view_at(d, float(tilts[np.argmax(price <= b)] if (price <= b).any() else tilts[np.argmin(price)]), relative) for b in (budget, budget + 2)]
     # a slightly dearer tilt may have a far smaller window
@@ -392,12 +411,8 @@ def _view_at(d, tilt, relative):
     return _View(Window(bottom, 0, tilt, theta_top, theta_up, theta_down), top, log_tail, tilted_tail, d.ranges)
 
 # %% ../nbs/01_connect_the_dots.ipynb #f437b36f
-_max_cells = 2**20
-_staged_price = 9.0  # a first stage adds its round-off to each mass, where a small tilt would let it swamp the far tail
-
-
-def _power_of_two(cells):
-    return min(_max_cells, 1 << max(8, math.ceil(math.log2(max(cells, 2.0)))))
+def _power_of_two(cells, most=math.inf):
+    return int(min(most, 1 << max(8, math.ceil(math.log2(max(cells, 2.0))))))
 
 
 def _widest_step(width, steps, tolerance):
@@ -410,29 +425,45 @@ def _steps(view):
     return np.exp(np.linspace(math.log(1e-10), math.log(10.0), 200)) * max(view.top - view.window.bottom, 1e-290)
 
 
-def _direct(direction, tolerance, plan):
-    "Upper law, lower law, delta to charge to the lower one, and what was done."
-    view = _view(direction, tolerance)
+def _direct_grid(direction, view, tolerance):
+    "Step and number of cells of the one grid."
     width = (view.top - view.window.bottom) * 1.02
-    ranges = view.ranges
-    longest = max(high - low for low, high in ranges)
+    longest = max(high - low for low, high in view.ranges)
     steps = _steps(view)
-    step = max(_widest_step(direction.width(steps), steps, tolerance), longest / _max_cells)
-    size = _power_of_two(width / step + 4)
-    step = max(width / (size - 4), longest / _max_cells)
+    step = max(_widest_step(direction.width(steps), steps, tolerance), longest / direction.most_cells)
+    size = _power_of_two(width / step + 4, direction.most_cells)
+    step = max(width / (size - 4), longest / direction.most_cells)
     if all(part.pair.high < math.inf for part in direction.parts) and len(direction.parts) == 1:
-        low, high = ranges[0]
+        low, high = view.ranges[0]
         step = (high - low) / _even(direction.parts[0].pair, low, high, step) if high > low else step
-        size = _power_of_two(width / step + 4)
+        size = _power_of_two(width / step + 4, direction.most_cells)
+    return step, size
+
+
+def _base_laws(direction, ranges, step):
+    "Upper and lower law of each part on one step, turned to this direction."
     laws = {"upper": [], "lower": []}
     for part, (low, high) in zip(direction.parts, ranges):
         start = low if part.pair.low > -math.inf else step * math.floor(low / step)
         count = max(2, math.ceil((high - start) / step - 1e-6))
         for bound, build in (("upper", _upper_law), ("lower", _lower_law)):
-            law = build(part.pair, start, step, count)
-            laws[bound].append((law.swap() if direction.swapped else law, part.n))
+            law = build(part.pair, start, step, count, -1 if direction.swapped else 1)
+            laws[bound].append(law.swap() if direction.swapped else law)
+    return laws
+
+
+def _compose_both(direction, laws, view, step, size):
+    "The upper and the lower law of the composition, in the window of `view`."
     window = replace(view.window, bottom=view.window.bottom - 2 * step, size=size)
-    upper, lower = compose_window(laws["upper"], window, True), compose_window(laws["lower"], window, True)
+    counts = [part.n for part in direction.parts]
+    return tuple(compose_window(list(zip(laws[bound], counts)), window, True) for bound in ("upper", "lower"))
+
+
+def _direct(direction, tolerance, plan):
+    "Upper law, lower law, delta to charge to the lower one, and what was done."
+    view = _view(direction, tolerance)
+    step, size = _direct_grid(direction, view, tolerance)
+    upper, lower = _compose_both(direction, _base_laws(direction, view.ranges, step), view, step, size)
     return upper, lower, 0.0, dict(method="direct", step=step, cells=size)
 
 # %% ../nbs/01_connect_the_dots.ipynb #0c732c97
@@ -458,7 +489,7 @@ def _plan(direction, tolerance, methods):
     plans = [dict(method="direct", cost=(high - low) / step + 0.7 * _power_of_two(width / step))] if "direct" in methods else []
     if plans and plans[0]["cost"] < 20_000 and len(methods) > 1:
         return plans[0]
-    view = _view(direction, tolerance, _staged_price)
+    view = _view(direction, tolerance, staged=True)
     width = (view.top - view.window.bottom) * 1.02
     if len(direction.parts) == 1 and part.n >= 16:
         common = dict(direction=direction, part=part, view=view, steps=steps, width=width, reach=high - low, tolerance=tolerance)
@@ -470,8 +501,14 @@ def _plan(direction, tolerance, methods):
     return min(plans, key=lambda plan: plan["cost"]) if plans else None
 
 
+def _near_divisor(n, target):
+    "A number near `target` that divides n, or else leaves little over: a rest is a stage of its own."
+    near = np.arange(max(2, int(0.8 * target)), int(1.2 * target) + 2)
+    return int(near[np.argmin(n % near)])
+
+
 def _first_stages(n, count):
-    return sorted({max(2, round(n**power)) for power in np.linspace(0.25, 0.7, count)})
+    return sorted({_near_divisor(n, n**power) for power in np.linspace(0.25, 0.7, count)})
 
 # %% ../nbs/01_connect_the_dots.ipynb #8e953a58
 def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
@@ -497,21 +534,26 @@ def _staged_plans(tau, direction, part, view, steps, width, reach, tolerance):
         if copies < 2 or coarse < fine:
             continue
         if tau < math.inf:  # Bernstein's inequality for the width of the first stage
-            depth = -view.tilted_tail + math.log(copies)
-            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * variance) + 0.6 * depth * reach_core)
+            depth, spread = -view.tilted_tail + math.log(copies), variance + fine**2 / 4
+            first = min(n1 * reach_core, 2 * math.sqrt(2 * depth * n1 * spread) + 0.6 * depth * reach_core)
         else:
-            bottom, top, _ = _stage_edges(part, core, n1, view, copies)
+            bottom, top, _ = _stage_edges(part, core, n1, view, copies, fine)
             first = top - bottom
+        if max(first / fine, width / coarse) > direction.most_cells:
+            continue
         tail_cells = (reach - tau) / coarse if tau < math.inf else 0
         cost = reach_core / fine + 0.5 * _power_of_two(first / fine + 8) + 0.8 * _power_of_two(width / coarse) + tail_cells + 8000
         plans.append(dict(method="core_tail" if tau < math.inf else "two_stage", tau=tau, n1=n1, fine=fine, coarse=coarse, k=k, cost=cost))
     return plans
 
 
-def _stage_edges(part, core, n, view, copies):
-    "Bottom, top and Chernoff parameters of an n-fold first stage, of which there are `copies`."
+def _stage_edges(part, core, n, view, copies, step):
+    "Bottom, top and Chernoff parameters of an n-fold first stage on this step, of which there are `copies`."
     core = core & (part.u <= view.ranges[0][1] * (1 + 1e-9) + 1e-300)
-    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)])
+    weights = part.weights(view.window.tilt)[core]
+    weights = weights / max(float(weights.sum()), 1e-300)
+    spread = float(_spread(part.distance[core] if part.distance is not None else None, weights, np.array([step]))[0])
+    cumulants = Cumulants([(part.loss[core], part.log_mass[core], n)], n * spread)
     scale = max(math.sqrt(max(float(cumulants.moments([view.window.tilt])[2][0]), 0.0)), 1e-290)
     top, theta_top = cumulants.edge(0.0, view.log_tail - math.log(copies), 1, scale)
     up, theta_up = cumulants.edge(view.window.tilt, view.tilted_tail - math.log(copies), 1, scale)
@@ -519,17 +561,17 @@ def _stage_edges(part, core, n, view, copies):
     return down, max(top, up), (theta_top, theta_up, theta_down)
 
 # %% ../nbs/01_connect_the_dots.ipynb #15e4df33
-def _core_law(pair, bound, start, step, count, tail):
+def _core_law(pair, bound, start, step, count, tail, side):
     "The law below `start + step * count`; with no tail, the whole law."
     if not tail:
-        return (_upper_law if bound == "upper" else _lower_law)(pair, start, step, count)
+        return (_upper_law if bound == "upper" else _lower_law)(pair, start, step, count, side)
     tau = start + step * count
     if bound == "upper":
         grid = start + step * np.arange(count)
-        return PLD(_joined(pair, np.append(grid, tau), grid, step), step, start + pair.shift, "upper", blur=_blur(pair, grid))
+        return PLD(_joined(pair, np.append(grid, tau), grid, step, side), step, start + pair.shift, "upper", blur=_blur(pair, grid))
     grid, edges, exact = _lower_cells(pair, start, step, count)
     grid = grid[grid < tau]
-    masses, first = borrow_down(*_merged(pair, np.append(edges[:len(grid)], tau), grid, exact), step)
+    masses, first = borrow_down(*_merged(pair, np.append(edges[:len(grid)], tau), grid, exact, side), step)
     return PLD(masses, step, float(grid[first]) + pair.shift, "lower", rounding=4 * ulp, blur=_blur(pair, grid))
 
 
@@ -538,7 +580,7 @@ def _totals(law):
     return float(law.masses.sum()), float((law.masses * np.exp(-law.losses)).sum())
 
 
-def _tail_factor(pair, core, tau, high, step):
+def _tail_factor(pair, core, tau, high, step, side):
     "An atom of mass one at loss zero and the losses from `tau` on, both in units of the core."
     p, q = _totals(core)
     origin = math.log(p / q) - pair.shift
@@ -549,13 +591,13 @@ def _tail_factor(pair, core, tau, high, step):
         edges = np.append(tau, np.append(grid[1:], grid[-1] + step))
         above, dual = _outside(pair, edges[-1], math.inf)
         masses = np.zeros(first + count + 1)
-        masses[first:] = _joined(pair, edges, grid, step) / p
+        masses[first:] = _joined(pair, edges, grid, step, side) / p
         masses[0] += 1.0
         return PLD(masses, step, 0.0, "upper", above / p, dual * math.exp(-pair.shift) / q, rounding=8 * ulp)
     edges = np.append(tau, grid + step / 2)
     _settle(pair, grid, edges, step)
     mass, drift, slack = np.zeros((3, first + count))
-    mass[first:], drift[first:], slack[first:] = (x / p for x in _merged(pair, edges, grid, False))
+    mass[first:], drift[first:], slack[first:] = (x / p for x in _merged(pair, edges, grid, False, side))
     mass[0] = 1.0
     masses, skipped = borrow_down(mass, drift, slack, step)
     return PLD(masses, step, skipped * step, "lower", rounding=8 * ulp)
@@ -564,27 +606,28 @@ def _tail_factor(pair, core, tau, high, step):
 def _staged(direction, tolerance, plan):
     "Two stages, with or without a tail: upper law, lower law, delta to charge to the lower one, and what was done."
     part, tail = direction.parts[0], plan["tau"] < math.inf
-    pair, n, n1 = part.pair, part.n, plan["n1"]
-    view = _view(direction, tolerance, _staged_price)
+    pair, n, n1, side = part.pair, part.n, plan["n1"], -1 if direction.swapped else 1
+    view = _view(direction, tolerance, staged=True)
     width = (view.top - view.window.bottom) * 1.02
-    size = _power_of_two(width / plan["coarse"] + 4)
+    size = _power_of_two(width / plan["coarse"] + 4, direction.most_cells)
     coarse = width / (size - 4)
     low, high = view.ranges[0]
     edge = pair.low if part.distance is not None else low
     core = part.u - (edge if part.distance is not None else part.u[0]) < plan["tau"]
-    bottom, top, _ = _stage_edges(part, core, n1, view, n / n1)
-    first_size = _power_of_two((top - bottom) * 1.02 / plan["fine"] + 8)
+    edges = {copies: _stage_edges(part, core, copies, view, n / n1, plan["fine"]) for copies in {n1, n % n1, (n - plan["k"]) % n1} - {0}}
+    bottom, top, _ = edges[n1]
+    first_size = _power_of_two((top - bottom) * 1.02 / plan["fine"] + 8, direction.most_cells)
     fine = min((top - bottom) * 1.02 / (first_size - 8), coarse)
     start = edge if part.distance is not None else fine * math.floor(low / fine)
     count = max(2, math.ceil((min(plan["tau"] + edge, high) - start) / fine))
     window = replace(view.window, bottom=view.window.bottom - 2 * coarse, size=size)
     laws = {}
     for bound in ("upper", "lower"):
-        law = _core_law(pair, bound, start, fine, count, tail)
+        law = _core_law(pair, bound, start, fine, count, tail, side)
         k = plan["k"] if bound == "lower" else 0
         factors = []
         if tail:
-            factor = _tail_factor(pair, law, start + fine * count, high, coarse)
+            factor = _tail_factor(pair, law, start + fine * count, high, coarse, side)
             factors.append((factor.swap() if direction.swapped else factor, n))
         law = law.swap() if direction.swapped else law
         if k:  # k of the n places are filled by the core's two masses alone
@@ -592,7 +635,7 @@ def _staged(direction, tolerance, plan):
             factors.append((PLD(np.array([p**k]), coarse, k * math.log(p / q), "lower", rounding=8 * ulp * k), 1))
         for times, copies in (((n - k) // n1, n1), (1, (n - k) % n1)):
             if times and copies:
-                b, _, thetas = _stage_edges(part, core, copies, view, n / n1)
+                b, _, thetas = edges[copies]
                 stage = compose_window([(law, copies)], Window(b - 2 * fine, first_size, window.tilt, *thetas))
                 factors.append((stage.coarsen(coarse), times))
         composed = compose_window(factors, window, True)
@@ -669,7 +712,8 @@ def _chernoff_epsilon(parts, direction):
     if not lost < direction.delta:
         return math.inf
     constant = tilts * np.log(tilts) - (tilts + 1) * np.log1p(tilts)
-    return max(0.0, float(np.min((total + constant - math.log(direction.delta - lost)) / tilts))) * (1 + 1e-12) + 1e-12
+    best = float(np.min((total + constant - math.log(direction.delta - lost)) / tilts))
+    return math.inf if math.isnan(best) else max(0.0, best) * (1 + 1e-12) + 1e-12
 
 # %% ../nbs/01_connect_the_dots.ipynb #b2be4496
 _methods = ("direct", "two_stage", "core_tail")
@@ -679,7 +723,7 @@ _methods = ("direct", "two_stage", "core_tail")
 class EpsilonBounds(Result):
     "Certified bounds on epsilon, with what they assume."
 
-    lower: float  # no smaller epsilon holds at this delta
+    lower: float | None  # no smaller epsilon holds at this delta; None where the pair is not known to be reached
     upper: float  # the algorithm is (upper, delta)-differentially private
     delta: float  # slack probability
     steps: int  # number of releases
@@ -698,13 +742,19 @@ class EpsilonBounds(Result):
         return {key: value for key, value in Result.to_dict(replace(self, laws=())).items() if key != "laws"}
 
     def __str__(self):
+        known = f"between {self.lower:.9g} and" if self.lower is not None else "at most"
         lines = [
-            f"epsilon is between {self.lower:.9g} and {self.upper:.9g} at delta = {self.delta:g}",
+            f"epsilon is {known} {self.upper:.9g} at delta = {self.delta:g}",
             f"  {self.mechanism}, {self.steps:,} step{'s' if self.steps > 1 else ''}, adjacency {self.adjacency}",
         ]
-        width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
         grid = f", {self.cells:,} cells of {self.step:.3g}" if self.cells else ""
-        lines.append(f"  relative width {width:.1e} (asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}")
+        asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}"
+        if self.lower is None:
+            lines.append("  no lower bound: it is not known that neighbours of this mechanism come so close to it")
+            lines.append(f"  method {self.method}" if self.step is None else f"  computed to the relative accuracy {asked}")
+        else:
+            width = (self.upper - self.lower) / self.upper if 0 < self.upper < math.inf else 0.0
+            lines.append(f"  relative width {width:.1e} {asked}")
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
 # %% ../nbs/01_connect_the_dots.ipynb #0189fe3b
@@ -727,7 +777,8 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
                 d.upper = d.chernoff if d.chernoff <= best else d.upper
             if _close(d, tolerance) or d.upper <= best:
                 continue
-            aim = max(aims[attempt] * tolerance, 5e-3 if attempt == 0 else 0.0) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
+            least = (5e-3 if len(parts) <= 8 else 0.0) if attempt == 0 else 0.01 * (d.upper - d.lower) / d.upper if d.upper < math.inf else 0.0  # by degrees
+            aim = max(aims[attempt] * tolerance, least) * max(d.epsilon, 1e-12) * (d.hard if attempt > 1 else 1.0)
             plan = _plan(d, aim, ("direct",) if d.failures and "direct" in methods else methods)
             if plan is None:
                 continue
@@ -744,27 +795,277 @@ def _refine(parts, directions, tolerance, methods, max_attempts=10):
         if upper < math.inf and upper - lower <= tolerance * upper:
             break
         idle = idle + 1 if before < math.inf and upper - lower > 0.9 * before else 0
-        if idle >= 2 and cost > 100_000:
+        if idle >= 2 and cost > 100_000 or idle * cost > 2e6:
             break
     return laws
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b11
+_most_steps = 10**12
+
 
 def _check_parts(parts, steps):
-    if isinstance(parts, Pair):
-        return [(parts, check_count("steps", steps))]
+    "A list of (mechanism, count), equal mechanisms together."
+    steps = check_count("steps", steps, high=_most_steps)
+    if isinstance(parts, (Pair, RenyiBox)):
+        return [(parts, steps)]
     try:
-        parts = [(pair, check_count("steps", n)) for pair, n in parts]
+        parts = [(pair, check_count("steps", n, high=_most_steps)) for pair, n in parts]
     except (TypeError, ValueError) as error:
         if "steps" in str(error):
             raise
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    if not parts or not all(isinstance(pair, Pair) for pair, _ in parts):
-        refuse("mechanism", parts, "a Pair or a list of (Pair, count)")
-    return [(pair, n * check_count("steps", steps)) for pair, n in parts]
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
+    if not parts or not all(isinstance(pair, (Pair, RenyiBox)) for pair, _ in parts):
+        refuse("mechanism", parts, "a mechanism or a list of (mechanism, count)")
+    if sum(n for _, n in parts) * steps > _most_steps:
+        refuse("steps", sum(n for _, n in parts) * steps, f"at most {_most_steps:,} in all")
+    merged = {}
+    for pair, n in parts:
+        key = pair.key()
+        merged[key] = (pair, merged.get(key, (pair, 0))[1] + n * steps)
+    return list(merged.values())
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b02
+def _certain(parts, delta):
+    "Whether infinite losses alone exceed delta in some direction."
+    gone = max(-math.expm1(math.fsum(n * math.log1p(-min(pair.certain(swapped), 1 - 1e-16)) for pair, n in parts)) for swapped in (False, True))
+    return gone * (1 - 1e-12) > delta
+
+
+def _without_slack(parts, delta):
+    "The parts with pure boxes for approximate ones, and lower and upper end of the delta that is left for them."
+    survival = math.fsum(n * math.log1p(-pair.slack) for pair, n in parts if type(pair) is ApproximateDP)
+    rest = [(PureDP(pair.epsilon) if type(pair) is ApproximateDP else pair, n) for pair, n in parts if type(pair) is not ApproximateDP or pair.epsilon > 0]
+    left, off = delta + math.expm1(survival), 16 * ulp * (delta - survival)
+    return rest, (left - off) / math.exp(survival), (left + off) / math.exp(survival)
+
+
+def _fixed_selections(pair, n, delta):
+    "Lower and upper bound on epsilon of n selections that were all fixed beforehand."
+    low, high = 0.0, n * pair.length
+    if fixed_selections_delta(pair.length, n, 0.0)[1] <= delta:
+        return 0.0, 0.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fixed_selections_delta(pair.length, n, middle)[1] <= delta else (middle, high)
+    lower = low
+    while lower > 0 and fixed_selections_delta(pair.length, n, lower)[0] < delta:
+        lower = max(0.0, lower - max(1e-12 * high, 4 * (high - lower)))
+    return lower, high
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b04
+def _curve_of(parts, swapped, orders=2**12):
+    "Rényi divergence of pairs as a function of the order, and the delta that it leaves out."
+    laws, lost = [], 0.0
+    for pair, n in parts:
+        low, high = _range(pair, 1e-60)
+        law = _upper_law(pair, *_grid(pair, max(high - low, 1e-12) / orders, 1e-60))
+        law = law.swap() if swapped else law
+        laws.append((law, n))
+        lost += n * law.infinity
+
+    def curve(a):
+        total = np.zeros(len(a))
+        for law, n in laws:
+            some = law.masses > 0
+            losses = law.losses[some] + law.blur
+            log_mass = np.log(law.masses[some]) + law.rounding + 1e-12
+            for block in np.array_split(np.arange(len(a)), max(1, len(a) // 32)):
+                exponent = log_mass + (a[block, None] - 1) * losses
+                top = exponent.max(1)
+                total[block] += n * (top + np.log(np.exp(exponent - top[:, None]).sum(1))) / (a[block] - 1)
+        return total
+
+    return curve, lost
+
+
+def _with_curves(pairs, boxes, delta, tolerance):
+    "An upper bound on epsilon for Rényi curves and pairs together, and how it was found."
+    known = np.concatenate([box.orders for box, _ in boxes])
+    added = lambda a: sum(n * box.curve(a) for box, n in boxes)
+    if delta == 0:
+        return math.inf, "largest loss"
+    if not pairs:
+        return renyi_epsilon(added, delta, known), "renyi"
+    best = 0.0
+    for swapped in (False, True):
+        curve, lost = _curve_of(pairs, swapped)
+        best = max(best, renyi_epsilon(lambda a: curve(a) + added(a), delta - lost, known) if lost < delta else math.inf)
+    found = [(best, "renyi")]
+    least = _bounds(pairs, delta, 0.05, "auto")[0]  # of the pairs alone: a split cannot do better
+    for share in (0.01, 0.1, 0.4, 0.8):
+        epsilon = renyi_epsilon(added, share * delta, known)
+        if max(epsilon, least or 0.0) < min(min(found)[0], 600.0) and (epsilon == 0 or epsilon >= 1e-9):
+            found.append((epsilon_bounds(pairs + [(ApproximateDP(epsilon, share * delta), 1)], delta=delta, tolerance=max(tolerance, 1e-3)).upper, "split of delta"))
+    return min(found)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b07
+def _sketched(pair, rare, points=48):
+    "The pair with fewer landmarks, for estimates about very many parts: close ones only where there is probability."
+    marks, pair = pair.landmarks(), copy(pair)
+    cells = pair.cells(marks)
+    some = np.flatnonzero(np.maximum(cells.base, cells.base + cells.excess) > 1e-6 * rare)
+    first, last = (some[0], some[-1] + 1) if len(some) else (0, len(marks) - 1)
+    chosen = np.concatenate([[0, len(marks) - 1], np.linspace(0, first, 4), np.linspace(first, last, points), np.linspace(last, len(marks) - 1, 8)])
+    marks = marks[np.unique(np.rint(chosen).astype(int))]
+    pair.landmarks = lambda: marks
+    return pair
+
+
+def _near_the_top(parts, delta, both):
+    "Lower and upper bound from the event that every loss is the largest there is; None if there is no largest."
+    found = []
+    for swapped in both:
+        upper, lower, log_mass = 0.0, 0.0, 0.0
+        for pair, n in parts:
+            loss = -(pair.low + pair.shift) if swapped else pair.high + pair.shift
+            if not loss < math.inf:
+                return None
+            off = 2 * pair.blur + 8 * ulp * (abs(pair.low if swapped else pair.high) + abs(pair.shift))
+            cells = pair.cells(np.array([-math.inf, pair.low + off] if swapped else [pair.high - off, math.inf]))
+            mass = float(cells.base[0] * math.exp(-pair.shift) if swapped else cells.base[0] + cells.excess[0]) * (1 - 2 * float(cells.relative[0]))
+            upper, lower = upper + n * (loss + off), lower + n * (loss - off)
+            log_mass += n * math.log(mass) if mass > 0 else -math.inf
+        share = math.exp(min(math.log(delta) - log_mass, 0.0)) * (1 + 1e-12 * sum(n for _, n in parts))
+        found.append((lower * (1 - 4 * ulp * len(parts)) + math.log1p(-share) if share < 1 else 0.0, upper * (1 + 4 * ulp * len(parts))))
+    return max(0.0, *(f[0] for f in found)), max(f[1] for f in found)
+
+
+def _distance(parts):
+    "Upper bound on the total variation distance of all releases together."
+    single = math.fsum(n * pair.delta(0.0)[1] for pair, n in parts)  # distances add up
+    log_total, lost = 0.0, 0.0
+    for pair, n in parts:
+        edges = pair.landmarks()
+        if pair.shift or len(edges) < 2 or not np.all(np.diff(edges) > 1e-290):
+            edges = edges[np.append(True, np.diff(edges) > 1e-290)]
+        masses, losses = _joined(pair, edges, edges[:-1], np.diff(edges)), edges + pair.shift
+        (below_p, below_q), (above_p, _) = _outside(pair, -math.inf, edges[0]), _outside(pair, edges[-1], math.inf)
+        masses[0] += below_p
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float((masses * np.exp(-losses) * np.expm1(losses) ** 2).sum())
+        log_total += n * math.log1p(square * (1 + 1e-9) + below_q * math.exp(-pair.shift))
+        lost += n * above_p
+    # half the root of the chi-square divergence, of which one and more multiplies
+    return min(single, 0.5 * math.sqrt(math.expm1(min(log_total, 600.0))) + lost)
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b10
+_most_outcomes = 20_000
+
+
+def _few_atoms(pair):
+    "Losses, P- and Q-masses and their relative error, of a pair of finitely many finite losses; None for any other."
+    inner = pair.pair if isinstance(pair, (PoissonSubsampled, ReportNoisyMax)) else pair
+    if not isinstance(inner, DiscretePair) or inner.beyond or inner.infinite or inner.dual_infinite:
+        return None
+    if not isinstance(pair, PoissonSubsampled):
+        return inner.losses, inner.p, inner.q, inner.error
+    q = pair.sampling_probability
+    return np.log1p(q * np.expm1(inner.losses)), (1 - q) * inner.q + q * inner.p, inner.q, inner.error + 8 * ulp
+
+
+def _repeated(losses, p, q, error, n):
+    "The same for n releases: binomial for two losses, else outcome by outcome."
+    if n == 1 or len(losses) != 2:
+        total = losses, p, q
+        for _ in range(n - 1):
+            total = tuple(op.outer(a, b).ravel() for op, a, b in zip((np.add, np.multiply, np.multiply), total, (losses, p, q)))
+        return *total, n * (error + 2 * ulp)
+    i, log_ways, ways = np.arange(n + 1), [], 1
+    for k in range(n + 1):
+        log_ways.append(math.log(ways))
+        ways = ways * (n - k) // (k + 1)
+    weight = lambda law: np.exp(np.array(log_ways) + (n - i) * math.log(law[0]) + i * math.log(law[1]))
+    size = n * (1.0 + max(abs(math.log(x)) for x in (*p, *q)))
+    return (n - i) * losses[0] + i * losses[1], weight(p), weight(q), n * error + 8 * ulp * (size + 8)
+
+
+def _enumerated(parts):
+    "One pair for a list of pairs with few outcomes in all, every outcome told apart; None if there are too many."
+    found, size = [], 1
+    for pair, n in parts:
+        atoms = _few_atoms(pair) if n <= 3000 else None
+        if atoms is None or not (atoms[1] > 0).all() or not (atoms[2] > 0).all():
+            return None
+        size *= n + 1 if len(atoms[0]) == 2 else min(len(atoms[0])**min(n, 20), 10**9)
+        if size > _most_outcomes:
+            return None
+        found.append(_repeated(*atoms, n))
+    losses, p, q, error = found[0]
+    for more in found[1:]:
+        losses, p, q = np.add.outer(losses, more[0]).ravel(), np.multiply.outer(p, more[1]).ravel(), np.multiply.outer(q, more[2]).ravel()
+        error += more[3] + 2 * ulp
+    if not ((p > 1e-300) & (q > 1e-300)).all() or np.abs(losses).max() > 600:
+        return None
+    order = np.argsort(losses, kind="stable")
+    pair = _Atoms.__new__(_Atoms)
+    pair._hold(losses[order], p[order], q[order], error + 16 * ulp)
+    pair.symmetric = all(one.symmetric for one, _ in parts)
+    pair.blur += sum(n * (one.blur + 8 * ulp * (abs(one.shift) + float(np.abs(_few_atoms(one)[0]).max()))) for one, n in parts)
+    return pair
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b08
+def _grid_bounds(parts, delta, tolerance, method):
+    reduced = _merge_gaussians(parts) if method == "auto" else parts
+    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
+    if delta == 0:
+        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
+        off = math.fsum(n * pair.blur for pair, n in reduced)
+        bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
+        return *bounds, "largest loss", {}, ()
+    if _distance(reduced) <= delta:
+        return 0.0, 0.0, "total variation", {}, ()
+    listed = _enumerated(reduced) if method == "auto" else None
+    reduced = reduced if listed is None else [(listed, 1)]
+    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
+        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
+        off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much
+        lower, upper = max(b[0] for b in bounds), max(b[1] for b in bounds)
+        return max(0.0, lower - off), upper + off if upper > 0 else 0.0, "exact", {}, ()
+    top = _near_the_top(reduced, delta, both)
+    if top is not None and top[1] - top[0] <= 0.1 * tolerance * top[1]:
+        return *top, "largest loss", {}, ()
+    if len(reduced) > 8:
+        reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
+    directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
+    methods = _methods if method == "auto" else (method,)
+    laws = _refine(reduced, directions, tolerance, methods)
+    if 0.01 < max(d.upper for d in directions) < 0.1 and max(d.info.get("cells", 0) for d in directions) <= 2**14:
+        laws = laws | _refine(reduced, directions, min(tolerance, 1e-4), methods)  # tiny answers get more digits, where they are cheap
+    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
+    least, most = top or (0.0, math.inf)
+    return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+
+
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05
+def _bounds(parts, delta, tolerance, method):
+    "Lower and upper bound for the pairs, method, what was done, laws. The lower bound is None for curves."
+    pairs, boxes = ([(p, n) for p, n in parts if isinstance(p, kind)] for kind in (Pair, RenyiBox))
+    if boxes:
+        return None, *_with_curves(pairs, boxes, delta, tolerance), {}, ()
+    if _certain(parts, delta):
+        return math.inf, math.inf, "infinite loss", {}, ()
+    if math.fsum(n * pair.beyond for pair, n in parts) > 1e-16 * delta:  # else the charges for rounding hold it
+        return (0.0 if delta else math.inf), math.inf, "largest loss", {}, ()
+    if any(type(pair) is ApproximateDP for pair, _ in parts) and sum(n for _, n in parts) > 1:
+        rest, low, high = _without_slack(parts, delta)
+        if not rest:
+            return 0.0, 0.0 if low >= 0 else math.inf, "largest loss", {}, ()
+        if low < 0:
+            return _bounds(rest, min(max(high, 0.0), 0.9), tolerance, method)[0], math.inf, "largest loss", {}, ()
+        (lower, *_), (_, *found, _) = (_bounds(rest, min(d, 1 - 1e-15), tolerance, method) for d in (high, low))
+        return lower, *found, ()  # the laws tell of the smaller delta
+    if method == "auto" and len(parts) == 1 and isinstance(parts[0][0], ExponentialMechanism) and not parts[0][0].adaptive and 1 < parts[0][1] <= 1000 and delta > 0:
+        return *_fixed_selections(*parts[0], delta), "fixed selections", {}, ()
+    return _grid_bounds(parts, delta, tolerance, method)
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #cf67688b
 def epsilon_bounds(
-    mechanism,  # a `Pair`, or a list of (Pair, count) for different mechanisms one after another
+    mechanism,  # a mechanism (a `Pair`, or a box such as `ZeroConcentratedDP`), or a list of (mechanism, count)
     steps: int = 1,  # how many times it runs
     *,
     delta: float,  # slack probability, 0 <= delta < 1
@@ -772,33 +1073,22 @@ def epsilon_bounds(
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
     adjacency: str = "add_remove",  # a name for the result; the pair itself decides
     assumptions: tuple = (),  # more of what must hold, for the result
-) -> EpsilonBounds:  # lower and upper bound, certified
+) -> EpsilonBounds:  # lower and upper bound, certified; no lower one where the pairs are not known to be reached
     "Certified lower and upper bounds on epsilon of a composition, over both directions of its pairs."
     parts = _check_parts(mechanism, steps)
     delta = check_probability("delta", delta, open_high=True)
     tolerance = check_number("tolerance", tolerance, low=1e-9, high=1.0)
     check_choice("method", method, ("auto",) + _methods)
-    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts)
+    names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts[:20]) + (", and more" if len(parts) > 20 else "")
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
-    result = lambda lower, upper, how, info={}, laws=(): EpsilonBounds(
-        max(lower, 0.0), max(upper, 0.0), delta, total, names, adjacency, tolerance,
-        bool(upper - lower <= tolerance * upper if upper < math.inf else lower == upper), how,
-        info.get("step"), info.get("cells"), assumptions, laws)
-    reduced = _merge_gaussians(parts) if method == "auto" else parts
-    both = (False,) if all(pair.symmetric for pair, _ in reduced) else (False, True)
-    if delta == 0:
-        value = max(_at_delta_zero(reduced, swapped) for swapped in both)
-        off = math.fsum(n * pair.blur for pair, n in reduced)
-        return result(value * (1 - 8 * ulp) - off if value < math.inf else value, value * (1 + 8 * ulp) + off, "largest loss")
-    if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
-        bounds = [_exact(reduced[0][0], delta, swapped) for swapped in both]
-        return result(max(b[0] for b in bounds), max(b[1] for b in bounds), "exact")
-    directions = [_Direction(reduced, delta, swapped) for swapped in both]
-    laws = _refine(reduced, directions, tolerance, _methods if method == "auto" else (method,))
-    decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
-    info = decisive.info
-    return result(max(d.lower for d in directions), decisive.upper, info.get("method", "none"), info, laws.get(decisive.swapped, ()))
+    lower, upper, how, info, laws = _bounds(parts, delta, tolerance, method)
+    met = upper < math.inf if lower is None else upper - lower <= tolerance * upper if upper < math.inf else lower == upper
+    reached = how == "fixed selections" or lower is not None and (all(p.tight for p, _ in parts) or total == 1 and parts[0][0].tight_once)
+    return EpsilonBounds(max(lower, 0.0) if reached else None, max(upper, 0.0), delta, total, names, adjacency, tolerance,
+                         bool(met), how, info.get("step"), info.get("cells"), assumptions, laws)
+
+
 
 # %% ../nbs/01_connect_the_dots.ipynb #3fb9055a
 _sgd_assumptions = (
@@ -807,15 +1097,9 @@ _sgd_assumptions = (
 )
 
 
-def _sgd_pair(noise_multiplier, sampling_probability, adjacency):
-    noise_multiplier = check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9)
-    q = check_probability("sampling_probability", sampling_probability, open_low=True)
-    check_choice("adjacency", adjacency, ("add_remove", "replace_one"))
-    if adjacency == "replace_one":
-        if q < 1:
-            refuse("adjacency", adjacency, "'add_remove' when batches are sampled (replace_one is offered for sampling_probability 1)")
-        return Gaussian(noise_multiplier / 2)  # one record replaced moves the sum by up to twice the clipping norm
-    return Gaussian(noise_multiplier) if q == 1 else PoissonSubsampled(Gaussian(noise_multiplier), q)
+def _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling="poisson", **how):
+    noise = Gaussian(check_number("noise_multiplier", noise_multiplier, low=1e-3, high=1e9))
+    return worst_case(noise, adjacency=adjacency, sampling=sampling, sampling_probability=sampling_probability, **how)
 
 
 def dp_sgd_epsilon(
@@ -825,13 +1109,22 @@ def dp_sgd_epsilon(
     steps: int,  # number of steps
     delta: float,  # slack probability
     tolerance: float = 1e-3,  # relative width of the interval to aim for
-    adjacency: str = "add_remove",  # neighbours: one record added or removed ("replace_one" without sampling)
+    adjacency: str = "add_remove",  # neighbours: one record added or removed, "replace_one" or "zero_out"
     method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
 ) -> EpsilonBounds:  # lower and upper bound, certified
-    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016) with Poisson sampling."
-    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency)
+    "Certified bounds on the epsilon of DP-SGD (Abadi et al. 2016)."
+    pair = _sgd_pair(noise_multiplier, sampling_probability, adjacency, sampling,
+                     group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     return epsilon_bounds(pair, check_count("steps", steps, high=10**12), delta=delta, tolerance=tolerance, method=method,
-                          adjacency=adjacency, assumptions=_sgd_assumptions)
+                          adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
+
+def _neighbours(adjacency, group_size):
+    return adjacency if group_size == 1 else f"{adjacency}, {group_size} records together"
 
 # %% ../nbs/01_connect_the_dots.ipynb #4487d1a8
 def _draw_bounds(bounds, ax=None):
@@ -839,13 +1132,16 @@ def _draw_bounds(bounds, ax=None):
         if ax is None:
             _, ax = plt.subplots()
         if bounds.laws and 0 < bounds.upper < math.inf:
-            epsilon = np.linspace(0.8 * bounds.lower, 1.2 * bounds.upper, 121)
-            for law in bounds.laws:
+            epsilon = np.linspace(0.8 * (bounds.upper if bounds.lower is None else bounds.lower), 1.2 * bounds.upper, 121)
+            for law in bounds.laws[:1] if bounds.lower is None else bounds.laws:
                 delta = law.delta(epsilon)
                 keep = delta > 0
                 ax.plot(epsilon[keep], delta[keep], "--" if law.bound == "lower" else "-", label=f"delta, {law.bound} bound")
         ax.axhline(bounds.delta, color="#7a7a7a", lw=0.8)
-        ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
+        if bounds.lower is None:
+            ax.axvline(bounds.upper, alpha=0.5, label=f"epsilon at most {bounds.upper:.5g} (no lower bound)")
+        else:
+            ax.axvspan(bounds.lower, bounds.upper, alpha=0.3, label=f"epsilon in [{bounds.lower:.5g}, {bounds.upper:.5g}]")
         ax.set(xlabel="epsilon", ylabel="delta", yscale="log", title=f"{bounds.mechanism}, {bounds.steps:,} steps")
         ax.legend()
     return ax
@@ -853,13 +1149,113 @@ def _draw_bounds(bounds, ax=None):
 
 EpsilonBounds.plot = _draw_bounds
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1a02
+@dataclass(frozen=True)
+class Phase:
+    "A stretch of training with the same noise and the same batches."
+
+    noise_multiplier: float  # standard deviation of the noise over the clipping norm
+    sampling_probability: float = 1.0  # probability that a record is in a batch; 1: every record is
+    steps: int = 1  # number of steps
+
+
+def _phase(entry, index):
+    "A `Phase` from a `Phase`, a mapping or a triple."
+    name = f"phases[{index}]"
+    try:
+        if isinstance(entry, dict):
+            entry = Phase(**entry)
+        elif not isinstance(entry, Phase) and not isinstance(entry, str):
+            entry = Phase(*entry)
+    except TypeError:
+        pass
+    if not isinstance(entry, Phase):
+        refuse(name, entry, "a Phase, a mapping with noise_multiplier, sampling_probability and steps, or these three in a row")
+    return entry
+
+
+def schedule_epsilon(
+    phases,  # `Phase`s, mappings with the same keys, or (noise_multiplier, sampling_probability, steps)
+    *,
+    delta: float,  # slack probability
+    tolerance: float = 1e-3,  # relative width of the interval to aim for
+    adjacency: str = "add_remove",  # "add_remove", "replace_one" or "zero_out"
+    sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
+    group_size: int = 1,  # records of one person, added, replaced or zeroed together
+    dataset_size: int | None = None,  # number of records, for "truncated_poisson"
+    max_batch_size: int | None = None,  # the cap of a batch, for "truncated_poisson"
+) -> EpsilonBounds:  # lower and upper bound, certified
+    "Certified bounds on the epsilon of DP-SGD whose noise and batches change from phase to phase."
+    if isinstance(phases, (str, bytes, dict, Phase)) or not hasattr(phases, "__iter__"):
+        refuse("phases", phases, "a list of phases")
+    how = dict(group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
+    parts = []
+    for index, entry in enumerate(phases):
+        phase = _phase(entry, index)
+        try:
+            pair = _sgd_pair(phase.noise_multiplier, phase.sampling_probability, adjacency, sampling, **how)
+            parts.append((pair, check_count("steps", phase.steps, high=_most_steps)))
+        except ValueError as error:
+            raise ValueError(f"phases[{index}]: {error}") from None
+    if not parts:
+        refuse("phases", phases, "at least one phase")
+    return epsilon_bounds(parts, delta=delta, tolerance=tolerance, adjacency=_neighbours(adjacency, group_size), assumptions=_sgd_assumptions)
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #e0d54b0d
+class _Build:
+    "Laws of one step of a composition, seen from one direction, made once for many numbers of steps."
+
+    def __init__(self, parts, delta, swapped, most_cells=2**16):
+        self.parts, self.delta, self.swapped, self.most_cells, self.laws = parts, delta, swapped, most_cells, None
+        self.noise = 0.0  # round-off for each step, learned from one count to the next
+
+    def __call__(self, count, tolerance):
+        "Lower and upper bound on epsilon, or None where one grid is not enough."
+        d = _Direction([(pair, n * count) for pair, n in self.parts], self.delta, self.swapped, tolerance)
+        aim = 0.5 * tolerance * max(d.epsilon, 1e-12)
+        d.noise[False] = max(self.noise * count, d.noise[False])
+        view = _view(d, aim)
+        if self.laws is None or d.width(np.array([self.step]))[0] > 1.5 * aim:
+            step, size = _direct_grid(d, view, aim)
+            if size > self.most_cells or d.width(np.array([step]))[0] > aim:
+                return None
+            self.step, self.laws = step, _base_laws(d, view.ranges, step)
+        size = _power_of_two((view.top - view.window.bottom) * 1.02 / self.step + 4)
+        if size > self.most_cells:
+            return None
+        upper, lower = _compose_both(d, self.laws, view, self.step, size)
+        d.learn(upper, lower, 0.0, dict(method="direct"), aim)
+        self.noise = d.noise[False] / count
+        return d.lower, d.upper
+
+
+def _from_one_build(parts, counts, delta, tolerance):
+    "Bounds for those of the counts, largest first, that one build for each direction can serve."
+    forth, back = (_Build(parts, delta, swapped) for swapped in (False, True))
+    found = {}
+    for count in sorted(set(counts), reverse=True):
+        bounds = forth(count, tolerance)
+        if bounds is None:
+            continue
+        if not all(pair.symmetric for pair, _ in parts):
+            many = [(pair, n * count) for pair, n in parts]
+            if _chernoff_epsilon(many, _Direction(many, delta, True)) > bounds[0]:
+                other = back(count, tolerance)
+                if other is None:
+                    continue
+                bounds = max(bounds[0], other[0]), max(bounds[1], other[1])
+        if bounds[1] < math.inf and bounds[1] - bounds[0] <= tolerance * bounds[1]:
+            found[count] = bounds
+    return found
+
+# %% ../nbs/01_connect_the_dots.ipynb #41336e81
 @dataclass(frozen=True)
 class EpsilonCurve(Result):
     "Certified bounds on epsilon for several numbers of steps."
 
     steps: np.ndarray  # numbers of steps
-    lower: np.ndarray  # lower bounds
+    lower: np.ndarray  # lower bounds; not a number where the pair is not known to be reached
     upper: np.ndarray  # upper bounds
     delta: float  # slack probability
     mechanism: str  # what is released
@@ -892,10 +1288,20 @@ def epsilon_curve(
     counts = [check_count("steps", n) for n in np.atleast_1d(np.asarray(steps)).tolist()]
     if not counts:
         refuse("steps", steps, "at least one number of steps")
-    results = [epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions) for n in counts]
+    one = lambda n: epsilon_bounds(mechanism, n, delta=delta, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
+    largest = one(max(counts))  # checks everything else
+    parts = _check_parts(mechanism, 1)
+    known = all(isinstance(pair, Pair) and pair.tight for pair, _ in parts)  # else there is no lower bound to share
+    parts = _merge_gaussians(parts) if known else parts
+    few = not known or len(set(counts)) < 3 or delta == 0 or len(parts) > 8 or all(type(pair) is Gaussian for pair, _ in parts)
+    shared = {} if few else _from_one_build(parts, set(counts) - {1, max(counts)}, float(delta), tolerance)
+    found = {max(counts): (largest.lower, largest.upper)} | shared
+    for n in set(counts) - set(found):
+        alone = one(n)
+        found[n] = alone.lower, alone.upper
     # epsilon cannot fall with more steps: bounds of fewer steps sharpen those of more, and the other way round
     order = np.argsort(counts, kind="stable")
-    lower, upper = np.array([r.lower for r in results]), np.array([r.upper for r in results])
-    lower[order] = np.maximum.accumulate(lower[order])
+    lower, upper = np.array([found[n] for n in counts], dtype=float).T.copy()
+    lower[order] = np.maximum.accumulate(lower[order]) if largest.lower is not None else math.nan
     upper[order] = np.minimum.accumulate(upper[order][::-1])[::-1]
-    return EpsilonCurve(np.array(counts), lower, upper, results[0].delta, results[0].mechanism, adjacency, results[0].assumptions)
+    return EpsilonCurve(np.array(counts), lower, upper, largest.delta, largest.mechanism, adjacency, largest.assumptions)

@@ -4,14 +4,19 @@
 
 # %% auto #0
 __all__ = ['colors', 'refuse', 'check_number', 'check_probability', 'check_count', 'check_choice', 'check_array', 'need',
-           'whole_file', 'plain', 'Result', 'patch_to', 'generator', 'book_style', 'data_folder']
+           'whole_file', 'plain', 'Result', 'patch_to', 'generator', 'book_style', 'html_table', 'figure_png',
+           'html_picture', 'html_page', 'Quoted', 'saved_outputs', 'data_folder']
 
 # %% ../nbs/core.ipynb #694856e1
+import base64
+import html
 import importlib
+import io
 import json
 import math
 import numbers
 import os
+import re
 import secrets
 import tempfile
 from contextlib import contextmanager
@@ -81,7 +86,10 @@ def check_count(
     allowed = f"a whole number of at least {low}" + ("" if high is None else f" and at most {high}")
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.number)):
         refuse(name, value, allowed)
-    if not math.isfinite(value) or value != int(value):
+    try:
+        if not math.isfinite(value) or value != int(value):
+            refuse(name, value, allowed)
+    except OverflowError:  # more than a double holds
         refuse(name, value, allowed)
     if value < low or (high is not None and value > high):
         refuse(name, value, allowed)
@@ -109,8 +117,10 @@ def check_array(
 ) -> np.ndarray:  # the entries as float64
     "A finite float array, or a `ValueError` that names the first bad entry."
     try:
+        if np.asarray(value).dtype.kind in "cSU":  # numpy would drop imaginary parts and read digits in words
+            refuse(name, value, "an array of numbers")
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         refuse(name, value, "an array of numbers")
     if ndim is not None and array.ndim != ndim:
         refuse(name, f"an array of shape {array.shape}", f"an array of {ndim} dimension(s)")
@@ -250,6 +260,94 @@ def book_style():
         interactive = plt.isinteractive()
     # The first figure of a notebook loads its backend, which turns this on; leaving the style must not turn it off again.
     plt.rcParams["interactive"] = interactive
+
+# %% ../nbs/core.ipynb #b4b7e7eb
+def html_table(
+    rows,  # dicts, one a line; their keys are the heads
+) -> str:  # a piece of HTML
+    "A table; numbers are set right, and what a line lacks is left open."
+    rows = list(rows)
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    cell = lambda value: f"<td{' class=n' if isinstance(value, numbers.Number) and not isinstance(value, bool) else ''}>{html.escape(_cell_text(value))}</td>"
+    body = "".join("<tr>" + "".join(cell(row.get(head)) for head in heads) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{"".join(f"<th>{html.escape(str(head))}</th>" for head in heads)}</tr>{body}</table></div>' if rows else ""
+
+
+def _cell_text(value):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, numbers.Real) and not isinstance(value, bool) else str(value)
+
+
+def figure_png(
+    figure,  # a figure of matplotlib; it is closed
+    dpi: int = 110,  # points per inch
+) -> bytes:  # a PNG that says nothing of the program that made it
+    "The picture of a figure, the same bytes for the same figure."
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    need("matplotlib.pyplot", "plot").close(figure)
+    return buffer.getvalue()
+
+# %% ../nbs/core.ipynb #e696871f
+def html_picture(
+    png: bytes,  # the picture
+    words: str,  # what it shows, also for those who cannot see it
+) -> str:  # a piece of HTML
+    "A picture inside the page, with its caption."
+    words = html.escape(words)
+    return f'<figure><img alt="{words}" src="data:image/png;base64,{base64.b64encode(png).decode()}"><figcaption>{words}</figcaption></figure>'
+
+
+_page_style = (
+    ":root{color-scheme:light dark}body{font:16px/1.55 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}td,th{padding:.25rem .7rem;border-bottom:1px solid #8885;text-align:left;vertical-align:top}"
+    "td.n{text-align:right}.wide{overflow-x:auto;margin:1rem 0}figure{margin:1rem 0}img{max-width:100%;background:#fff;border-radius:.3rem}figcaption{font-size:.85rem;opacity:.8}"
+    ".claim{border-left:4px solid #30638e;padding:.4rem 1rem;background:#30638e18}.failed{border-color:#d1495b;background:#d1495b18}nav a{margin-right:1rem}"
+)
+
+
+def html_page(
+    title: str,  # also the first heading
+    body: str,  # pieces of HTML
+) -> str:  # a whole page
+    "One HTML page without links to elsewhere, readable on a phone and in the dark."
+    title = html.escape(title)
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+            f"<title>{title}</title><style>{_page_style}</style></head><body><h1>{title}</h1>\n{body}\n</body></html>\n")
+
+# %% ../nbs/core.ipynb #1e100adb
+class Quoted:
+    "What a cell of a notebook printed and drew when it was last run."
+
+    def __init__(self, outputs):
+        data = [output.get("data", {}) for output in outputs]
+        join = lambda text: text if isinstance(text, str) else "".join(text)
+        self.text = "".join(join(o.get("text") or o.get("data", {}).get("text/plain", "")) for o in outputs if "image/png" not in o.get("data", {})).strip()
+        self.pictures = [base64.b64decode(join(d["image/png"])) for d in data if "image/png" in d]
+
+    def __repr__(self):
+        return self.text or "(not run yet)"
+
+    def numbers(self, pattern: str) -> list:
+        "The groups of each match of a pattern in what was printed, numbers as floats."
+        number = lambda text: float(text.replace(",", "")) if re.fullmatch(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?", text or "") else text
+        return [tuple(map(number, found.groups())) for found in re.finditer(pattern, self.text, re.MULTILINE)]
+
+
+def saved_outputs(
+    notebook,  # a .ipynb file
+    *words: str,  # all of these stand in the source of the cell, or in what it printed
+) -> Quoted:  # its text, and its pictures as PNG
+    "The saved outputs of the first code cell with these words."
+    for cell in json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            found = Quoted(cell["outputs"])
+            if all(word in "".join(cell["source"]) or word in found.text for word in words):
+                return found
+    refuse("words", words, f"in a cell of {Path(notebook).name}")
 
 # %% ../nbs/core.ipynb #7aacfb78
 def data_folder(

@@ -249,6 +249,22 @@ def _fold(weights, size):
     return np.pad(weights, (0, -len(weights) % size)).reshape(-1, size).sum(0)
 
 
+def _spectrum(weights, size, depth):
+    "Transform of weights on a circle, a bound on its error, and the cell that was turned to the front: the heaviest, if it holds most."
+    folded = _fold(weights, size)
+    folding = len(weights) / size * ulp * folded.sum()
+    heaviest = int(np.argmax(folded))
+    if 2 * folded[heaviest] < folded.sum():
+        return fft.rfft(folded, size), 6 * ulp * depth * folded.sum() + folding, 0
+    turned = np.zeros(size)
+    turned[:len(folded) - heaviest] = folded[heaviest:]
+    turned[size - heaviest:] = folded[:heaviest]
+    turned[0] = 0.0
+    rest = fft.rfft(turned)
+    spectrum = rest + folded[heaviest]
+    return spectrum, 6 * ulp * depth * turned.sum() + 2 * ulp * np.abs(spectrum) + folding, heaviest
+
+
 def _power(spectrum, n):
     "`spectrum ** n` by repeated squaring."
     result, base = None, spectrum
@@ -267,10 +283,10 @@ def circular_power(
 ):  # the circular convolution, shape (size,), a bound on the error of each entry, and one on the root of their sum of squares
     "Convolution of all factors on a circle, with certified bounds on its round-off."
     depth = math.log2(size)
-    product, log_bound, relative, total = None, 0.0, 0.0, 0
+    product, log_bound, relative, total, shift = None, 0.0, 0.0, 0, 0
     for weights, n in factors:
-        spectrum = fft.rfft(_fold(weights, size), size)
-        error = 6 * ulp * depth * weights.sum() + len(weights) / size * ulp
+        spectrum, error, start = _spectrum(weights, size, depth)
+        shift += n * start
         modulus = np.abs(spectrum) + error
         log_bound = log_bound + n * np.log(modulus)
         relative = relative + n * error / modulus
@@ -281,19 +297,21 @@ def circular_power(
     before = bound * (relative + 2.5 * ulp * total)
     each = 2 * (before.sum() + 6 * ulp * depth * bound.sum()) / size
     together = math.sqrt(2 * (before @ before) / size) + 6 * ulp * depth * math.sqrt(2 * (bound @ bound) / size)
-    return fft.irfft(product, size), each * (1 + 1e-9) + 1e-300, together * (1 + 1e-9) + 1e-300
+    result = fft.irfft(product, size)
+    return np.roll(result, shift % size) if shift else result, each * (1 + 1e-9) + 1e-300, together * (1 + 1e-9) + 1e-300
 
 # %% ../nbs/00_pld.ipynb #9e7b52dd
 class Cumulants:
     "Cumulant function of a sum of losses, from a few hundred atoms per part: estimates, to choose tilts and windows by."
 
-    def __init__(self, parts):
+    def __init__(self, parts, extra=0.0):
         self.parts = [(np.asarray(losses), np.asarray(log_masses), n) for losses, log_masses, n in parts]
+        self.extra = extra  # variance to add, such as a grid's
 
     def moments(self, tilts):
         "`K`, its first and its second derivative at each tilt, each an array."
         tilts = np.atleast_1d(np.asarray(tilts, float))
-        total = np.zeros((3, len(tilts)))
+        total = self.extra * np.array([0.5 * tilts**2, tilts, np.ones(len(tilts))])
         for losses, log_masses, n in self.parts:
             exponent = log_masses + tilts[:, None] * losses
             high = exponent.max(1)
@@ -305,7 +323,7 @@ class Cumulants:
 
     def edge(self, tilt, log_tail, sign, scale):
         "Where (above for sign 1, below for -1) the tilted sum ends up to `exp(log_tail)`, and the Chernoff parameter that says so."
-        theta = np.exp(np.linspace(math.log(1e-3 / scale), math.log(1e3 / scale), 60))
+        theta = np.exp(np.linspace(math.log(1e-3 / scale), math.log(1e3 / scale), 40))
         k = self.moments(np.concatenate([[tilt], tilt + sign * theta]))[0]
         distance = (k[1:] - k[0] - log_tail) / theta
         best = int(np.argmin(distance))
@@ -374,7 +392,10 @@ def compose_window(
                    haze=(math.log(together * _norm(tilt, step)) + log_total, tilt) if final else (-math.inf, 0.0),
                    infinity=min(1.0, sum(n * pld.infinity for pld, n in parts)),
                    dual_infinity=min(1.0, sum(n * pld.dual_infinity for pld, n in parts)))
-    return _charge_top(composed, parts, window) if upper else _charge_wrap(composed, parts, window, log_total)
+    if upper:
+        _raise_bottom(composed, parts, final)
+        return _charge_top(composed, parts, window)
+    return _charge_wrap(composed, parts, window, log_total)
 
 # %% ../nbs/00_pld.ipynb #648e711f
 def _on_support(masses, parts, start):
@@ -399,6 +420,15 @@ def _charge_top(composed, parts, window):
         lost = math.exp(min(0.0, sum(n * _log_moment(p, window.theta_top)[1] for p, n in parts) - window.theta_top * top))
         return replace(composed, tail_mass=min(1.0, tail + lost), tail_loss=largest * (1 + 4 * ulp))
     return composed
+
+
+def _raise_bottom(composed, parts, final):
+    "Raise what lies below the window to its lowest point, in place."
+    if composed.offset <= sum(n * (pld.offset + pld.step * int(np.flatnonzero(pld.masses)[0])) for pld, n in parts):
+        return
+    total = math.exp(min(0.0, math.fsum(n * math.log(pld.masses.sum()) for pld, n in parts))) * (1 + 64 * ulp * sum(n for _, n in parts))
+    # a final law is asked above the window's bottom only; the masses of a stage sum to at least what is within
+    composed.masses[0] += total if final else max(0.0, total - composed.masses.sum())
 
 
 def _charge_wrap(composed, parts, window, log_total):
@@ -544,10 +574,11 @@ def contract(
     moved = {}  # how much went through each point: its rounding comes off in the end
     stack = [int(i) for i in np.flatnonzero(masses < 0)[::-1]]
     budget = 4000 if len(stack) < 4000 else 0  # so many kinks are noise: give up the end where they are
+    peak = int(np.argmax(masses))
     while stack:
         i, budget = stack.pop(), budget - 1
         if budget < 0:
-            return None, (1 if 2 * i > last else -1)
+            return None, (1 if i > peak else -1)
         if masses[i] >= 0:
             continue
         low, high = left.get(i, i - 1), right.get(i, i + 1)
@@ -568,12 +599,12 @@ def contract(
 
 def _borrow(mass, drift, slack, step):
     "Equation (4), with every mass lowered by what rounding may have added to it, then kinks cut off."
-    rise = np.maximum(drift, 0.0) / math.expm1(step)
+    rise = np.maximum(drift, 0.0) / math.expm1(min(step, 700.0))
     fall = np.maximum(-drift, 0.0) / -math.expm1(-step)
     slack = slack / -math.expm1(-step)
-    masses = mass + rise + fall - slack
-    masses[:-1] -= rise[1:] + slack[1:]
-    masses[1:] -= fall[:-1] + slack[:-1]
+    masses = (mass + rise + fall) * (1 - 8 * ulp) - slack
+    masses[:-1] -= rise[1:] * (1 + 8 * ulp) + slack[1:]
+    masses[1:] -= fall[:-1] * (1 + 8 * ulp) + slack[:-1]
     return contract(masses, step)
 
 # %% ../nbs/00_pld.ipynb #e558d249

@@ -471,7 +471,7 @@ def membership_attacks(
     trials: int = 10,  # plantings
     level: float = 0.05,  # at which a result counts as found
     confidence: float = 0.95,  # of the intervals
-    random_state=0,
+    random_state=0,  # None, a whole number or a numpy Generator
 ) -> Attacks:  # one Membership an attack, and the power to find planted copies
     "Run the distance and the density attack, and check that they would find planted copies."
     for name, table in (("train", train), ("holdout", holdout), ("synthetic", synthetic)):
@@ -512,7 +512,7 @@ def shadow_scores(
     *,
     runs: int = 4,  # shadow data sets
     k: int = 3,  # neighbours whose distances are used
-    random_state=0,
+    random_state=0,  # None, a whole number or a numpy Generator
 ) -> np.ndarray:  # one score a target, higher means "member"
     "Scores of a shadow-model attack: learn on shadows of the generator what a member's distances look like."
     rng = generator(random_state)
@@ -565,12 +565,14 @@ def _closeness(name, distance, index, inside, radius, confidence, permutations, 
 
 
 def closeness(
-    train, holdout, synthetic,  # patients x features, scaled alike
+    train,  # patients x features the synthetic data were made from
+    holdout,  # other real patients, scaled alike
+    synthetic,  # synthetic patients, scaled alike
     *,
     quantile: float = 0.01,  # a near copy is closer than this quantile of holdout-to-training distances
-    permutations: int = 1999,
-    confidence: float = 0.95,
-    random_state=0,
+    permutations: int = 1999,  # labellings for the p-value
+    confidence: float = 0.95,  # of the interval
+    random_state=0,  # None, a whole number or a numpy Generator
 ) -> tuple[Closeness, Closeness]:  # all records, and near copies alone
     "The share of synthetic records nearer to training than to holdout patients, overall and within a small radius."
     rng = generator(random_state)
@@ -600,13 +602,27 @@ def same_neighbour(
     return (found[0] == found[1]).astype(float)
 
 
-def reidentification(train, holdout, synthetic, groups=None, confidence: float = 0.95, random_state=0) -> Contrast:
+def reidentification(
+    train,  # patients x features the synthetic data were made from
+    holdout,  # other real patients, the control
+    synthetic,  # synthetic patients, scaled alike
+    groups=None,  # a label a column: columns of one variable stay on one side; None for every column its own
+    confidence: float = 0.95,  # of the intervals
+    random_state=0,  # None, a whole number or a numpy Generator
+) -> Contrast:  # share of victims hit, against the control
     "Re-identification as in EHR-Safe (2023): synthetic records as queries against holdout records as queries, both into the training set."
     seed = int(generator(random_state).integers(2**31))
     return contrast("re-identification", same_neighbour(synthetic, train, groups, seed), same_neighbour(holdout, train, groups, seed), confidence)
 
 
-def linkability(train, holdout, synthetic, groups=None, confidence: float = 0.95, random_state=0) -> Contrast:
+def linkability(
+    train,  # patients x features the synthetic data were made from
+    holdout,  # other real patients, the control
+    synthetic,  # synthetic patients, scaled alike
+    groups=None,  # a label a column: columns of one variable stay on one side; None for every column its own
+    confidence: float = 0.95,  # of the intervals
+    random_state=0,  # None, a whole number or a numpy Generator
+) -> Contrast:  # share of victims hit, against the control
     "Linking two halves of a victim's record through the synthetic data, training patients against holdout patients."
     seed = int(generator(random_state).integers(2**31))
     return contrast("linkability", same_neighbour(train, synthetic, groups, seed), same_neighbour(holdout, synthetic, groups, seed), confidence)
@@ -617,7 +633,7 @@ def attribute_inference(
     known: tuple,  # (train, holdout, synthetic): patients x features without the attribute, scaled alike
     secret: tuple,  # (train, holdout, synthetic): the attribute's codes; negative or NaN where unknown
     k: int = 5,  # neighbours that vote
-    confidence: float = 0.95,
+    confidence: float = 0.95,  # of the intervals
 ) -> Contrast:  # share guessed right among training patients, against holdout patients
     "Guess a named attribute of real victims from their synthetic neighbours; holdout patients are the control."
     codes = [np.nan_to_num(np.asarray(s, float), nan=-1.0) for s in secret]
@@ -651,12 +667,14 @@ def _matches(predicate, table):
 
 
 def singling_out(
-    train, holdout, synthetic,  # patients x features in their own units, NaN where missing
+    train,  # patients x features in their own units, NaN where missing
+    holdout,  # other real patients, same columns
+    synthetic,  # synthetic patients, same columns
     categorical=None,  # a bool a column; None for all numeric
     attempts: int = 500,  # predicates wanted
     columns: int = 3,  # values in a predicate
-    confidence: float = 0.95,
-    random_state=0,
+    confidence: float = 0.95,  # of the intervals
+    random_state=0,  # None, a whole number or a numpy Generator
 ) -> Contrast:  # share of predicates true for exactly one training patient, against the holdout
     "Singling out by conjunctions that are unique in the synthetic data; fewer attempts than wanted means that no more were possible."
     rng = generator(random_state)

@@ -6,9 +6,10 @@
 __all__ = ['neighbours', 'mechanisms', 'public_things', 'sources', 'sensitivity', 'discrete_laplace', 'discrete_gaussian',
            'pair_of', 'BudgetSpent', 'Ledger', 'Release', 'clipped_average', 'noisy', 'release',
            'largest_online_weight', 'capped_trust', 'local_average', 'screened', 'chosen_members', 'Alarms', 'latched',
-           'private_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach', 'train_student', 'replace_target',
-           'stay_errors', 'loss_scores', 'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions',
-           'paper_protocol', 'selection_control', 'audit_release', 'attack_ensemble', 'Server']
+           'alarm_shares', 'private_alarms', 'tune_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach',
+           'train_student', 'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors',
+           'loss_scores', 'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol',
+           'selection_control', 'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
 
 # %% ../nbs/sepsis_privacy.ipynb #9a0d7e79
 import json
@@ -28,7 +29,7 @@ from databloom.core import (
 )
 from .mechanisms import DiscretePair, Gaussian, Laplace
 from .privacy_attacks import membership, one_run_audit
-from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts
+from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts, utility_score
 
 # %% ../nbs/sepsis_privacy.ipynb #11181bd0
 neighbours = ("replace", "remove")
@@ -296,6 +297,17 @@ def _noise_for(mechanism, epsilon, delta):
     return high
 
 # %% ../nbs/sepsis_privacy.ipynb #1de53364
+def _grid(D):
+    "Spacing of the public grid, and how many of its units one patient moves a rounded value at most."
+    step = 2.0 ** math.floor(math.log2(D / 128))
+    return step, math.ceil(D / step * (1 + 1e-9)) + 1
+
+
+def _coins(random_state):
+    "A source of integers: the system's entropy, or repeatable."
+    return random.SystemRandom() if random_state is None else random.Random(int(generator(random_state).integers(2**62)))
+
+
 def noisy(
     values,  # numbers to release, shape (rows,)
     D: float,  # how far one patient moves each of them
@@ -314,15 +326,14 @@ def noisy(
         ledger.charge(kind, len(values), stay, what, noise=noise)
         rng = generator(random_state)
         return values + (rng.laplace(0, noise * D, len(values)) if kind == "laplace" else rng.normal(0, noise * D, len(values)))
-    step = 2.0 ** math.floor(math.log2(D / 128))
-    units = math.ceil(D / step * (1 + 1e-9)) + 1
+    step, units = _grid(D)
     scale = Fraction(math.ceil(noise * units * 64), 64)
     ledger.charge(kind, len(values), stay, what, units=units, scale=float(scale), noise=noise)
-    rng = random.SystemRandom() if random_state is None else random.Random(int(generator(random_state).integers(2**62)))
+    rng = _coins(random_state)
     draw = (lambda: discrete_laplace(rng, scale)) if kind == "discrete-laplace" else (lambda: discrete_gaussian(rng, scale**2))
     return (np.rint(values / step) + np.array([draw() for _ in values], float)) * step
 
-
+# %% ../nbs/sepsis_privacy.ipynb #c1f45496
 def release(
     outputs,  # the members' predictions, shape (rows, members)
     *,
@@ -442,6 +453,29 @@ def latched(
     first = np.searchsorted(seen, before + 1)
     return on.astype(np.int8), np.where(first < starts[1:], first, -1)
 
+# %% ../nbs/sepsis_privacy.ipynb #4e1c89f5
+def alarm_shares(
+    epsilon: float,  # of a stay
+) -> tuple:  # epsilon of the threshold's noise and of the values' noise
+    "The shares with the least noise in their difference, 1 to 2^(2/3) (Lyu, Su and Li 2017)."
+    first = epsilon / (1 + 2 ** (2 / 3))
+    return first, epsilon - first
+
+
+def _in_units(values, threshold, D, discrete):
+    "Values and threshold on the grid, and how many of its units one patient moves a value at most (without a grid: in units of D)."
+    step, units = _grid(D) if discrete else (D, 1)
+    rounded = np.rint if discrete else np.asarray
+    return rounded(np.asarray(values) / step), float(rounded(threshold / step)), units
+
+
+def _laplace(rng, scale, count):
+    "Laplace noise: whole numbers from coins, or floating-point numbers from a numpy generator."
+    if isinstance(rng, random.Random):
+        exact = Fraction(math.ceil(scale * 64), 64)
+        return np.array([discrete_laplace(rng, exact) for _ in range(count)], float)
+    return rng.laplace(0, scale, count)
+
 
 def private_alarms(
     values,  # averages of clipped outputs, shape (rows,)
@@ -451,17 +485,45 @@ def private_alarms(
     D: float,  # how far one patient moves a value
     epsilon: float,  # per stay
     ledger: Ledger,  # charged once per stay
+    discrete: bool = True,  # exact integer noise; False: floating-point noise, faster, for studies
     random_state=None,  # None: the system's entropy
 ) -> Alarms:
     "Alarms by above-threshold."
-    values, starts = check_array("values", values), np.asarray(starts)
+    values, starts = check_array("values", values, empty=True), np.asarray(starts)
     epsilon, D = check_number("epsilon", epsilon, low=0.0, open_low=True), check_number("D", D, low=0.0, open_low=True)
     threshold, stays = check_number("threshold", threshold), len(starts) - 1
+    if stays < 1 or starts[0] != 0 or starts[-1] != len(values) or (np.diff(starts) < 0).any():
+        refuse("starts", f"{len(starts)} numbers", f"ascending from 0 to the {len(values)} rows, for at least one stay")
     ledger.charge("pure", stays, None, "alarms", epsilon=epsilon)
-    rng = generator(random_state)
-    bar = np.repeat(threshold + rng.laplace(0, 2 * D / epsilon, stays), np.diff(starts))
-    on, first = latched(values + rng.laplace(0, 4 * D / epsilon, len(values)) >= bar, starts)
+    values, threshold, units = _in_units(values, threshold, D, discrete)
+    once, each = alarm_shares(epsilon)
+    rng = _coins(random_state) if discrete else generator(random_state)
+    height = threshold + np.repeat(_laplace(rng, units / once, stays), np.diff(starts))
+    on, first = latched(values + _laplace(rng, 2 * units / each, len(values)) >= height, starts)
     return Alarms(on, first, epsilon, ledger.epsilon(), ledger.delta, ledger.assumptions)
+
+# %% ../nbs/sepsis_privacy.ipynb #d783f5de
+def tune_alarms(
+    stays: Stays,  # public stays with labels
+    values,  # averages at their rows
+    *,
+    D: float,  # how far one patient moves a value
+    epsilon: float | None = None,  # per stay; None: no noise
+    candidates: int = 60,  # quantiles of the values to try, from the upper fifth
+    draws: int = 4,  # of the noise
+    random_state=0,
+) -> float:
+    "The threshold whose latched alarms have the best utility on these stays, under the noise they will have."
+    def worth(bar, seed):
+        if epsilon is None:
+            return utility_score(stays, latched(values >= bar, stays.starts)[0])
+        made = private_alarms(values, stays.starts, threshold=bar, D=D, epsilon=epsilon, ledger=Ledger(), discrete=False, random_state=seed)
+        return utility_score(stays, made.alarms)
+
+    values, first = check_array("values", values), int(generator(random_state).integers(2**31))
+    bars = np.quantile(values, np.linspace(0.8, 0.999, check_count("candidates", candidates)))
+    seeds = range(first, first + (1 if epsilon is None else check_count("draws", draws)))
+    return float(max(bars, key=lambda bar: sum(worth(bar, seed) for seed in seeds)))
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
 class RenyiFilter:
@@ -476,6 +538,7 @@ class RenyiFilter:
         epsilon: float,  # for the lifetime
         delta: float = 1e-6,
         centre: float | None = None,  # the public constant c; None: B/2
+        ledger: Ledger | None = None,  # charged the whole share at once, if other releases share these models
         random_state=None,  # None: the system's entropy
     ):
         self.members, self.B = check_count("members", members), check_number("B", B, low=0.0, open_low=True)
@@ -483,6 +546,8 @@ class RenyiFilter:
         self.centre = self.B / 2 if centre is None else check_number("centre", centre, 0.0, self.B)
         self.budget = rho_of(epsilon, self.delta)
         self.spent, self.rng = np.zeros(self.members), generator(random_state)
+        if ledger is not None:
+            ledger.charge("pair", 1, None, "individual filter", epsilon=float(epsilon), delta=self.delta)
 
     def release(
         self,
@@ -501,7 +566,7 @@ class RenyiFilter:
             values[t] = self.centre + row @ stays
         return values + self.rng.normal(0, self.sigma, len(values))
 
-
+# %% ../nbs/sepsis_privacy.ipynb #4eaa4801
 def epsilon_of_rho(
     rho: float,  # Renyi divergence of order alpha is at most alpha * rho
     delta: float,
@@ -526,6 +591,17 @@ def rho_of(
 sources = ("public", "simulator", "private generator")
 
 
+def _check_source(source, epsilon, delta, ledger):
+    "Refuse rows that might depend on the teachers' patients; charge what a private generator cost."
+    if source not in sources:
+        refuse("source", source, "one of 'public', 'simulator', 'private generator': rows that depend on the teachers' patients in any other way void the guarantee")
+    if (source == "private generator") != (epsilon is not None):
+        refuse("generator_epsilon", epsilon, "given for a private generator, and for nothing else")
+    if epsilon is not None:
+        delta = check_probability("generator_delta", delta, open_high=True)
+        ledger.charge("pair", 1, None, "generator of the queries", epsilon=check_number("generator_epsilon", epsilon, low=0.0), delta=delta)
+
+
 def teach(
     pool,  # the teachers
     stays: Stays,  # rows to label
@@ -541,34 +617,79 @@ def teach(
     random_state=None,  # None: the system's entropy
 ) -> np.ndarray:  # noisy labels, shape (rows,)
     "Label rows once, for a student."
-    if source not in sources:
-        refuse("source", source, "one of 'public', 'simulator', 'private generator': rows that depend on the teachers' patients in any other way void the guarantee")
-    if (source == "private generator") != (generator_epsilon is not None):
-        refuse("generator_epsilon", generator_epsilon, "given for a private generator, and for nothing else")
+    _check_source(source, generator_epsilon, generator_delta, ledger)
     D = sensitivity(B, len(pool), neighbour)
-    if generator_epsilon is not None:
-        epsilon = check_number("generator_epsilon", generator_epsilon, low=0.0)
-        ledger.charge("pure", 1, None, "generator of the queries", epsilon=epsilon, delta=check_probability("generator_delta", generator_delta, open_high=True))
     average = pool.combine(stays, low=low, high=low + B)
     return noisy(average, D, mechanism="gaussian", noise=noise, ledger=ledger, what="labels for a student", random_state=random_state)
 
-
+# %% ../nbs/sepsis_privacy.ipynb #269d3592
 def train_student(
     stays: Stays,  # the rows that were labelled
     labels,  # from `teach`
     *,
     reservoir: Reservoir | None = None,  # the student's features; None: 64 units
-    ridge: float = 10.0,
+    ridge: float | None = None,  # lambda; None: 10, or `public_ridge` where there is a prior
+    prior: ReadoutPool | None = None,  # readouts of consenting patients, to start from their mean
+    noise: float | None = None,  # standard deviation of the labels' noise, for `public_ridge`
 ) -> ReadoutPool:  # a pool of one model
     "A student: one readout fitted to the noisy labels (any regressor will do)."
+    if ridge is None:
+        ridge = 10.0 if prior is None else public_ridge(prior, noise)
     taught = replace_target(stays, labels)
-    return train_pooled_readout(taught, reservoir=reservoir, ridge=ridge, centre=float(np.mean(labels)))
+    return train_pooled_readout(taught, reservoir=reservoir, ridge=ridge, centre=float(np.mean(labels)), prior=prior)
+
+
+def public_ridge(
+    prior: ReadoutPool,  # readouts of n consenting patients
+    noise: float,  # standard deviation of the labels' noise
+) -> float:  # lambda: variance of the noise over that of what the mean of n readouts leaves open
+    "The ridge that weighs noisy labels against a public start as a Bayesian would."
+    spread = float(np.mean(np.var(prior.readouts, axis=0, ddof=1))) / check_count("the readouts of the prior", len(prior), low=2)
+    return check_number("noise", noise, 0.0, open_low=True) ** 2 / spread
 
 
 def replace_target(stays: Stays, target) -> Stays:
     "Stays with another severity."
     from dataclasses import replace
     return replace(stays, y=np.asarray(target, np.float32))
+
+# %% ../nbs/sepsis_privacy.ipynb #f433039e
+def teach_whole(
+    pool,  # the teachers
+    stays: Stays,  # rows to label
+    *,
+    source: str,  # where the rows come from: one of `sources`
+    bound: float,  # r: root mean square of a teacher's answers around the centre, public
+    centre: float = 0.0,  # the public constant c
+    noise: float,  # standard deviation over the sensitivity, for all labels together
+    ledger: Ledger,  # charged once
+    neighbour: str = "remove",  # "replace" or "remove" one patient
+    generator_epsilon: float | None = None,  # what a private generator cost
+    generator_delta: float = 0.0,
+    random_state=None,  # None: the system's entropy
+) -> np.ndarray:  # noisy labels, shape (rows,)
+    "Label rows once, each teacher's answers clipped as one vector."
+    bound, centre = check_number("bound", bound, 0.0, open_low=True), check_number("centre", centre)
+    _check_source(source, generator_epsilon, generator_delta, ledger)
+    D = sensitivity(2 * bound * math.sqrt(len(stays.x)), len(pool), neighbour)
+    average = whole_answers(pool, stays, bound, centre)
+    ledger.charge("gaussian", 1, None, "labels for a student, as one vector", noise=check_number("noise", noise, 0.0, open_low=True))
+    return average + generator(random_state).normal(0, noise * D, len(average))
+
+
+def whole_answers(
+    pool,
+    stays: Stays,
+    bound: float,  # r
+    centre: float = 0.0,  # c
+) -> np.ndarray:  # shape (rows,): c + the average of the shrunk vectors
+    "The average of answers that are each clipped as one vector."
+    total, most = np.zeros(len(stays.x)), bound * math.sqrt(len(stays.x))
+    for part in np.array_split(np.arange(len(pool)), -(-len(pool) * len(stays.x) // 2**26)):
+        answers = np.nan_to_num(pool.predict(stays, part) - np.float32(centre), nan=0.0, posinf=0.0, neginf=0.0)
+        lengths = np.sqrt(np.sum(np.square(answers, dtype=np.float64), axis=0))
+        total += answers @ np.minimum(1.0, most / np.maximum(lengths, 1e-300))
+    return centre + total / len(pool)
 
 # %% ../nbs/sepsis_privacy.ipynb #a350c506
 def stay_errors(
@@ -648,7 +769,8 @@ def audit_release(
     stays: Stays,  # candidates, each in or out by a fair coin
     pool: ReadoutPool,  # their models, in order
     *,
-    B: float,  # clipped to [0, B]
+    B: float,  # clipped to [low, low + B]
+    low: float = 0.0,  # lower end of the outputs
     noise: float,  # Gaussian standard deviation over the sensitivity, for each value
     delta: float = 1e-5,
     confidence: float = 0.95,
@@ -658,7 +780,7 @@ def audit_release(
     rng, N = generator(random_state), len(pool)
     inside = rng.random(N) < 0.5
     ledger, D = Ledger(delta=delta), sensitivity(B, N, "remove")
-    curves = (pool.predict(stays, low=0.0, high=B) - B / 2) / N  # the attacker has the models, but not the coins
+    curves = (pool.predict(stays, low=low, high=low + B) - low - B / 2) / N  # the attacker has the models, but not the coins
     seen = noisy(B / 2 + curves @ inside, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)  # who is out counts as B/2
     scores = _guess_coins(curves, seen - B / 2, noise * D)
     found = membership(scores[inside], scores[~inside], delta=delta, confidence=confidence)
@@ -671,6 +793,7 @@ def attack_ensemble(
     outside: Stays,  # stays among which are strangers of the same hospital
     *,
     references: int = 16,  # ensembles for the likelihood ratio
+    prior: ReadoutPool | None = None,  # the public readout that the models started from, if any
     released=None,  # what the attacker sees of (members, strangers), two arrays; None: the values without noise
     random_state=0,
 ) -> dict:  # name of the attack -> Membership
@@ -685,8 +808,10 @@ def attack_ensemble(
     strangers = rng.permutation(strangers)
     aside, rest = outside.take(strangers[::2]), outside.take(strangers[1::2])
     sides = [inside.take(members), rest]
-    options = {"reservoir": pool.reservoir, "ridge": ensemble.history.get("ridge", 30.0), "centre": pool.centre, "target": ensemble.target}
+    options = {"reservoir": pool.reservoir, "ridge": ensemble.history.get("ridge", 30.0), "centre": pool.centre, "target": ensemble.target,
+               "prior": prior}
     others, size, low_high = train_readouts(aside, **options), int((ensemble.weights > 0).sum()), ensemble.bounds
+    constant = float(np.mean(target_of(aside, ensemble.target)))  # one for both sides: it must know nobody, not even which side it judges
     scores = {"plain error (the paper's)": [], "calibrated": [], "likelihood ratio": [], "control: constant": []}
     draws = [rng.choice(len(others), size, replace=size > len(others)) for _ in range(references)]
     for k, side in enumerate(sides):
@@ -697,10 +822,38 @@ def attack_ensemble(
         scores["plain error (the paper's)"].append(loss_scores(judged, seen))
         scores["calibrated"].append(calibrated_scores(judged, seen, np.mean(refs, axis=0)))
         scores["likelihood ratio"].append(likelihood_ratio_scores(judged, seen, refs, own, size))
-        scores["control: constant"].append(loss_scores(judged, np.full(len(seen), float(np.mean(refs)))))
+        scores["control: constant"].append(loss_scores(judged, np.full(len(seen), constant)))
     return {name: membership(*pair, random_state=0) for name, pair in scores.items()}
 
+# %% ../nbs/sepsis_privacy.ipynb #68869da7
+def audit_members(
+    ensemble: Ensemble,
+    inside: Stays,  # stays among which are the patients of the pool (ids decide)
+    *,
+    noise: float,  # Gaussian standard deviation over the sensitivity, for each value
+    most: int = 500,  # candidates, drawn from the patients of the pool
+    random_state=0,
+) -> dict:  # as `audit_release`, with the noise and the number of candidates
+    "The audit in one run with an ensemble's own patients as candidates."
+    position = {str(i): k for k, i in enumerate(ensemble.pool.ids)}
+    at = np.array([position.get(str(i), -1) for i in inside.ids])
+    if (at >= 0).sum() < 2:
+        refuse("cohorts", f"{int((at >= 0).sum())} patients of the pool", "at least 2, by id")
+    (low, high), who = ensemble.bounds, np.flatnonzero(at >= 0)
+    who = np.sort(generator(random_state).permutation(who)[:most])
+    pool = ensemble.pool.take(at[who])
+    made = audit_release(inside.take(who), pool, B=high - low, low=low, noise=noise, random_state=random_state)
+    return {**made, "noise": float(noise), "candidates": len(pool)}
+
 # %% ../nbs/sepsis_privacy.ipynb #737e6596
+def _may_be_private(ensemble):
+    "Refuse an ensemble whose answers no noise could make private as stated."
+    if ensemble.chosen != "all":
+        chosen_members(np.eye(1), pool="private, as far as the model folder says")
+    if not ensemble.prep.public:
+        refuse("preprocessing", "statistics of the training part", "public constants for private answers (train without --fit-preprocessing)")
+
+
 class Server:
     "Answers for new rows of stays, one at a time."
 
@@ -710,22 +863,23 @@ class Server:
         *,
         ledger=None,  # a Ledger, or the path of one; needed for private answers
         private: bool = False,  # add noise and charge
-        epsilon: float = 0.1,  # of each answer
-        mechanism: str = "discrete-laplace",
+        answers: str = "values",  # "values", each charged; "alarms": only whether a stay is alarmed, charged once per stay
+        epsilon: float = 0.1,  # of each value, or of each stay's alarms
+        mechanism: str = "discrete-laplace",  # of the values
         random_state=None,  # None: the system's entropy
     ):
         self.ensemble, self.private, self.mechanism = ensemble, bool(private), check_choice("mechanism", mechanism, mechanisms)
+        self.only_alarms = check_choice("answers", answers, ("values", "alarms")) == "alarms"
         self.epsilon, self.rng = check_number("epsilon", epsilon, low=0.0, open_low=True), None if random_state is None else generator(random_state)
-        self.histories, self.last = {}, {}
+        self.histories, self.last, self.heights, self.coins = {}, {}, {}, _coins(random_state)
         if not private:
             return
-        if ensemble.chosen != "all":
-            chosen_members(np.eye(1), pool="private, as far as the model folder says")
-        if not ensemble.prep.public:
-            refuse("preprocessing", "statistics of the training part", "public constants for private answers (train without --fit-preprocessing)")
+        _may_be_private(ensemble)
         if not isinstance(ledger, Ledger) and (ledger is None or not Path(ledger).is_file()):
             refuse("ledger", None if ledger is None else str(ledger), "a Ledger or the file of one, for private answers")
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(path=ledger)
+        low, high = ensemble.bounds
+        self.D = sensitivity(high - low, len(ensemble.pool), largest_weight=float(np.max(ensemble.weights)))
         self.noise = _noise_for(mechanism, self.epsilon, self.ledger.delta)
 
     def answer(
@@ -733,34 +887,72 @@ class Server:
         stay,  # names the stay
         time: float,  # of the row, in the unit of the training cohort
         values: dict,  # variable -> number or None
-    ) -> dict:  # value, probability, alarm, and epsilon of the stay and for the lifetime (0 without noise)
+    ) -> dict:  # value, probability (not with "alarms"), alarm, and epsilon of the stay and for the lifetime (0 without noise)
         "Take one row and answer for the latest point of the grid."
         rows = self.histories.setdefault(stay, [])
         if rows and time <= rows[-1][0]:
             refuse("time", time, f"later than the stay's last row at {rows[-1][0]:g}")
         rows.append((check_number("time", time), values))
-        stays = self._stays(rows)
-        if self.last.get(stay, (0,))[0] != len(stays.x):
-            self.last[stay] = (len(stays.x), self._value(stay, float(self.ensemble.predict(stays)[-1])))
-        value = self.last[stay][1]
+        stays = _one_stay(self.ensemble.prep, rows)
+        before, said = self.last.get(stay, (0, None))
+        if before != len(stays.x):
+            exact = self.ensemble.predict(stays)[before:]  # points of the grid that a gap jumped over are answered silently
+            said = self._alarm(stay, exact, said) if self.only_alarms else self._value(stay, float(exact[-1]))
+            self.last[stay] = (len(stays.x), said)
         spent = (self.ledger.epsilon(str(stay)), self.ledger.epsilon()) if self.private else (0.0, 0.0)
-        return {"value": value, "probability": float(self.ensemble.probability(value)), "alarm": int(self.ensemble.alarms(value)),
-                "epsilon_stay": spent[0], "epsilon_lifetime": spent[1]}
+        return {**said, "epsilon_stay": spent[0], "epsilon_lifetime": spent[1]}
 
-    def _value(self, stay, exact):
-        if not self.private:
-            return exact
-        low, high = self.ensemble.bounds
-        D = sensitivity(high - low, len(self.ensemble.pool))
-        value = noisy([exact], D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0]
-        return float(min(max(value, low), high))  # back into the range: post-processing, free of charge
+# %% ../nbs/sepsis_privacy.ipynb #ec27a53f
+def _server_value(self, stay, exact):
+    "Value, probability and alarm; with noise if private."
+    value, (low, high) = exact, self.ensemble.bounds
+    if self.private:
+        noisy_value = noisy([exact], self.D, mechanism=self.mechanism, noise=self.noise, ledger=self.ledger, stay=stay, random_state=self.rng)[0]
+        value = float(min(max(noisy_value, low), high))  # back into the range: post-processing, free of charge
+    return {"value": value, "probability": float(self.ensemble.probability(value)), "alarm": int(self.ensemble.alarms(value))}
 
-    def _stays(self, rows):
-        from databloom.cohorts import Cohort, Schema
-        import pandas as pd
 
-        names = self.ensemble.prep.features
-        table = pd.DataFrame({n: np.array([math.nan if r[1].get(n) is None else float(r[1][n]) for r in rows]) for n in names})
-        table.insert(0, "the id", 0)
-        table.insert(1, "the time", np.array([r[0] for r in rows]))
-        return self.ensemble.prep(Cohort(Schema("the id", "the time", (), [(n, "numeric") for n in names]), None, table))
+def _server_alarm(self, stay, exact, said):
+    "Above-threshold, hour by hour: the threshold's noise is drawn once per stay; an alarm stays on."
+    if said is not None and said["alarm"]:
+        return said
+    if not self.private:
+        return {"alarm": int(self.ensemble.alarms(exact).any())}
+    exact, threshold, units = _in_units(exact, self.ensemble.threshold, self.D, True)
+    once, each = alarm_shares(self.epsilon)
+    if stay not in self.heights:
+        self.ledger.charge("pure", 1, stay, "alarms", epsilon=self.epsilon)
+        self.heights[stay] = threshold + _laplace(self.coins, units / once, 1)[0]
+    return {"alarm": int((exact + _laplace(self.coins, 2 * units / each, len(exact)) >= self.heights[stay]).any())}
+
+
+def _one_stay(prep, rows):
+    "Prepared rows of one stay from (time, values) pairs."
+    from databloom.cohorts import Cohort, Schema
+    import pandas as pd
+
+    names = prep.features
+    table = pd.DataFrame({n: np.array([math.nan if r[1].get(n) is None else float(r[1][n]) for r in rows]) for n in names})
+    table.insert(0, "the id", 0)
+    table.insert(1, "the time", np.array([r[0] for r in rows]))
+    return prep(Cohort(Schema("the id", "the time", (), [(n, "numeric") for n in names]), None, table))
+
+
+Server._value, Server._alarm = _server_value, _server_alarm
+
+# %% ../nbs/sepsis_privacy.ipynb #c30cf71d
+def accuracy_loss(
+    label,  # 0/1
+    values,  # without noise, shape (rows,)
+    scale: float,  # of Laplace noise
+    *,
+    draws: int = 10,  # of the noise
+    random_state=0,
+) -> float:  # 0: nothing lost, 1: everything
+    "The paper's loss of accuracy under Laplace noise, relative to what the exact values know."
+    from databloom.sepsis_ensemble import auroc
+
+    rng, values = generator(random_state), check_array("values", values)
+    exact = 2 * auroc(label, values) - 1
+    noisy_ones = [2 * auroc(label, values + rng.laplace(0, check_number("scale", scale, 0.0), len(values))) - 1 for _ in range(check_count("draws", draws))]
+    return float(1 - np.mean(noisy_ones) / exact)

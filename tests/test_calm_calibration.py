@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -318,3 +319,43 @@ def test_command_line_from_training_to_report(tmp_path):
     code, out, err = run("calm", "generate", folder, "the dog sees a cat .")
     assert code == 2 and "void" in err
     assert isinstance(load_calibrated(folder).guarantee, Guarantee)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, system):
+    folder = tmp_path_factory.mktemp("trained")
+    save_system(system, folder)
+    return folder
+
+
+@pytest.mark.parametrize("words, says", [
+    (["generate", "FOLDER", "", "--full"], "prompt 0 must be a text that is not empty"),
+    (["generate", "FOLDER", "coal " * 600, "--full"], "at most 512 tokens"),
+    (["generate", "FOLDER", "coal", "--threshold", "0.5", "--measure", "hope"], "measure must be one of"),
+    (["generate", "FOLDER", "coal", "--threshold", "1.5"], "threshold must be"),
+    (["generate", "FOLDER", "coal", "--threshold", "-0.5"], "threshold must be"),
+    (["generate", "FOLDER", "coal", "--threshold", "0.5", "--temperature", "-1"], "temperature must be"),
+    (["generate", "FOLDER", "coal"], "calibrated model"),
+    (["calibrate", "FOLDER"], "calibration.jsonl"),
+    (["report", "FOLDER", "--output", "page.pdf"], "output must be"),
+    (["report", "FOLDER", "--output", "page.md", "--thresholds", "high"], "thresholds must be"),
+    (["generate", "FOLDER", "coal", "--full", "--device", "nowhere"], "device must be"),
+    (["generate", "OTHER", "coal", "--full"], "architecture"),
+    (["generate", "OVERFLOWN", "coal", "--full"], "logits must be finite"),
+    (["generate", "NOWHERE", "coal", "--full"], "folder"),
+])
+def test_bad_input_on_the_command_line(tmp_path, trained, words, says):
+    folder = trained
+    if "FOLDER" not in words:
+        folder = tmp_path / "model"
+    if "OTHER" in words or "OVERFLOWN" in words:
+        shutil.copytree(trained, folder)
+        if "OTHER" in words:
+            (folder / "config.json").write_text('{"model_type": "bart"}')
+        else:
+            broken = load_system(trained)
+            with torch.no_grad():
+                broken.model.lm_head.weight[3, 0] = float("inf")
+            save_system(broken, folder)
+    code, out, err = run("calm", *(folder if word.isupper() else word for word in words))
+    assert (code, out, err.count("\n")) == (2, "", 1) and says in err

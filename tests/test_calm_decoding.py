@@ -390,6 +390,30 @@ def test_check_prompts_cuts_common_padding():
     assert ids.tolist() == [[0, 5, 6], [7, 8, 0]] and mask.tolist() == [[False, True, True], [True, True, False]]
 
 
+def test_without_the_short_cuts_of_a_cpu(prompts):
+    "The way a GPU takes: no lone row, no Python numbers inside a step."
+    quick, plain = Decoder(make_model()), Decoder(make_model())
+    plain.engine.quick = False
+    for rule in (FullModel(), Oracle(), Confidence("softmax", 0.5), Confidence("classifier", 0.5, temperature=2)):
+        one, other = (d.generate(prompts[0], exit=rule, max_new_tokens=10, keep_logits=True) for d in (quick, plain))
+        assert (one.tokens, one.layers) == (other.tokens, other.layers) and worst(one.logits, other.logits) < 5e-5  # of logits up to 12
+
+
+@pytest.mark.parametrize("rule", [Confidence("softmax", 0.5), Confidence("state", 0.9)])
+def test_a_row_waits_its_turn_and_is_not_forgotten(decoder, prompts, rule):
+    "Whatever order the layers are run in, the result is the same."
+    import databloom.calm_decoding as module
+
+    wanted, chosen = decoder.generate(prompts[:30], exit=rule, max_new_tokens=10), module.next_layer
+    try:
+        for order in (lambda waiting, *_: int(waiting.argmax()), lambda waiting, *_: int(np.flatnonzero(waiting)[-1]), lambda waiting, *_: int(np.flatnonzero(waiting)[0])):
+            module.next_layer = order
+            found = decoder.generate(prompts[:30], exit=rule, max_new_tokens=10)
+            assert (found.tokens, found.layers) == (wanted.tokens, wanted.layers)
+    finally:
+        module.next_layer = chosen
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu(prompts):
     model = make_model()

@@ -1,6 +1,7 @@
 "The package as its users get it: in step with the notebooks, light to import, whole in an environment of its own."
 import configparser
 import email
+import html
 import importlib.metadata
 import json
 import re
@@ -13,7 +14,9 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from conftest import ALONE, BESIDE, ROOT, call, copy_of_the_project
 
@@ -55,7 +58,9 @@ def test_readme_is_made_from_the_index():
 
 def test_readme_has_two_commands_and_ci_runs_the_second_word_for_word():
     first, second = commands()
-    assert first.startswith("python3 -m venv") and " ".join(["databloom epsilon", *HEADLINE]) in " ".join(first.split())
+    assert first.startswith("python3 -m venv") and "pip install -c constraints.txt '.[all]'" in first
+    assert first.split("&&")[-1].strip() == ".venv/bin/databloom tour"
+    assert " ".join(["databloom epsilon", *HEADLINE]) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert second.startswith("python3 -m venv") and "nbdev_test" in second
     assert second.split("&&")[-1].strip() == "pytest tests"
     assert call("bash", ".ci/run", "--print") == second
@@ -112,6 +117,24 @@ def test_the_command_line_starts_at_once():
 
 # What is handed out
 
+def test_an_index_would_take_the_metadata_of_both(packages):
+    source, wheel = packages
+    with tarfile.open(source) as archive:
+        heads = [archive.extractfile(name).read() for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name)]
+    with zipfile.ZipFile(wheel) as archive:
+        heads += [archive.read(name) for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    assert len(heads) == 2
+    for said in map(email.message_from_bytes, heads):
+        assert re.fullmatch(r"2\.[1-5]", said["Metadata-Version"]) and said["Name"] == "databloom"
+        assert str(Version(said["Version"])) == said["Version"] and Version("3.11") in SpecifierSet(said["Requires-Python"])
+        assert 0 < len(said["Summary"]) <= 512 and "\n" not in said["Summary"]
+        assert "@" in said["Author-email"] and all(re.fullmatch(r"https://\S+", url.split(", ")[-1]) for url in said.get_all("Home-page", []) + said.get_all("Project-URL", []))
+        assert all(re.fullmatch(r"[a-z]+", extra) for extra in said.get_all("Provides-Extra"))
+        assert all(Requirement(need).url is None for need in said.get_all("Requires-Dist"))  # an index refuses direct references
+        assert not any(kind.startswith("License ::") for kind in said.get_all("Classifier"))  # the licence is said once
+        assert said.get_payload(decode=True).decode().startswith("<!-- Made from")
+
+
 def test_wheel_and_source_hold_what_they_must(packages):
     source, wheel = packages
     with zipfile.ZipFile(wheel) as archive:
@@ -166,3 +189,16 @@ def test_the_wheel_alone_refuses_in_one_line(elsewhere, tmp_path):
     for words in (["epsilon", "--noise-multiplier", "nan", "--steps", "1", "--delta", "1e-5"], ["no-such-command"]):
         done = subprocess.run([elsewhere / "databloom", *words], capture_output=True, text=True, cwd=tmp_path, env=ALONE)
         assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_the_core_alone_takes_the_tour_as_far_as_it_goes(elsewhere, tmp_path):
+    done = subprocess.run([elsewhere / "databloom", "tour", "--quick", "--out", tmp_path / "tour.html"], capture_output=True, text=True, cwd=tmp_path, env=ALONE)
+    told = json.loads((tmp_path / "tour.json").read_text(encoding="utf-8"))
+    assert (done.returncode, told["failed"]) == (1, ["calm", "ehr", "sepsis"])
+    account = told["stops"]["accounting"]
+    assert account["error"] is None and account["numbers"]["run"]["lower"] <= 2.2840592 <= account["numbers"]["run"]["upper"]
+    assert any("databloom[plot]" in note for note in account["notes"])
+    page = (tmp_path / "tour.html").read_text(encoding="utf-8")
+    for name in told["failed"]:
+        assert "pip install 'databloom[" in told["stops"][name]["error"]
+        assert html.escape(told["stops"][name]["error"]) in page

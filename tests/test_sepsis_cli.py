@@ -44,8 +44,21 @@ def test_train_evaluate_predict_audit(folder, capsys):
     assert code == 0 and spent == sorted(spent) and 0 < spent[-1] <= 0.5 + 1e-6
     code, out, err = run(capsys, "predict", folder / "model", folder / "rows.csv", "--private", "--epsilon", 0.3)
     assert code == 2 and "budget" in err and len(err.strip().splitlines()) == 1
-    code, out, _ = run(capsys, "audit", folder / "model", folder / "cohort", folder / "cohort", "--json")
-    assert code == 2 or {"calibrated", "likelihood ratio"} <= set(json.loads(out)["attacks"])
+    code, out, _ = run(capsys, "audit", folder / "model", folder / "cohort", folder / "cohort", "--json", "--report", folder / "a.html")
+    found = json.loads(out)
+    assert code == 0 and {"calibrated", "likelihood ratio"} <= set(found["attacks"]) and found["one_run"]["lower"] <= found["one_run"]["epsilon"]
+    assert "Audit in one run" in (folder / "a.html").read_text()
+
+
+def test_alarms_of_a_stay_are_charged_once(folder, capsys):
+    run(capsys, "train", folder / "cohort", "--out", folder / "quiet", "--units", 4, "--budget", 2.5, "--quiet")
+    code, out, _ = run(capsys, "predict", folder / "quiet", folder / "rows.csv", "--private", "--answers", "alarms", "--epsilon", 1)
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "id,ICULOS,alarm,epsilon_stay,epsilon_lifetime" and len(lines) == 11
+    assert [e["stay"] for e in json.loads((folder / "quiet" / "ledger.json").read_text())["entries"]] == ["1", "2"]
+    code, out, _ = run(capsys, "predict", folder / "quiet", folder / "rows.csv", "--answers", "alarms", "--json")
+    assert code == 0 and all(set(json.loads(line)) == {"id", "ICULOS", "alarm", "epsilon_stay", "epsilon_lifetime"} for line in out.splitlines())
+    assert run(capsys, "predict", folder / "quiet", folder / "rows.csv", "--answers", "curves")[0] == 2
 
 
 def test_what_cannot_be_private_is_refused(folder, capsys):

@@ -11,8 +11,8 @@ from databloom.cohorts import Cohort, Schema
 from databloom.core import data_folder
 from databloom.icu_simulator import simulate_icu
 from databloom.sepsis_ensemble import (
-    Reservoir, auroc, baselines, best_subset, carry_forward, clean, derived_severity, error_covariance, evaluate, fit_preprocessor, fold_rotation, grow,
-    growing_rules, hourly_utility, joins, load_ensemble, online_predictions, online_trust, optimal_weights, save_ensemble, simplex_weights, train_ensemble,
+    Reservoir, auroc, baselines, best_subset, carry_forward, clean, derived_severity, error_covariance, evaluate, fit_logistic, fit_preprocessor, fold_rotation, grow,
+    growing_rules, hourly_utility, joins, load_ensemble, online_predictions, online_trust, optimal_weights, save_ensemble, simplex_weights, summaries, train_ensemble,
     train_lstms, train_readouts, train_regressors, utility_score, window_rows,
 )
 
@@ -262,6 +262,45 @@ def test_auroc_against_pairs():
         if 0 < label.sum() < 30:
             a, b = score[label == 1][:, None], score[label == 0][None, :]
             assert auroc(label, score) == pytest.approx(np.mean((a > b) + 0.5 * (a == b)), abs=1e-12)
+
+
+def test_logistic_curve_of_a_skewed_score():
+    rng = np.random.default_rng(0)
+    score = np.concatenate([np.full(4000, -0.05) + rng.normal(0, 1e-3, 4000), rng.exponential(0.3, 40)])
+    label = np.concatenate([np.zeros(4000), np.ones(40)])
+    label[rng.permutation(4040)[:20]] = 1
+    a, b = fit_logistic(label, score)
+    p = 1 / (1 + np.exp(-(a + b * score)))
+    assert p.mean() == pytest.approx(label.mean(), abs=1e-4) and b > 0
+    a, b = fit_logistic([0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0])  # separable: finite, and steep
+    assert math.isfinite(a) and 1 < b < 1e4
+
+
+def test_lstm_buckets_hold_everyone_once():
+    from databloom.sepsis_ensemble import _buckets
+    lengths = np.random.default_rng(0).integers(1, 400, 700)
+    groups = _buckets(lengths, 12, 160)
+    assert sorted(np.concatenate(groups)) == list(range(700)) and max(map(len, groups)) <= 160
+    for g in groups:
+        windows = -(-lengths[g] // 12)
+        assert windows.max() <= 1.3 * windows.min()
+
+
+def test_table_of_the_trees_looks_backwards_and_knows_what_was_never_measured(stays):
+    cohort = simulate_icu(6, random_state=8, outcome="SepsisLabel", sepsis_rate=0.5)
+    prep = fit_preprocessor(cohort, public=True)
+    whole, table = prep(cohort), summaries(prep(cohort))
+    for t in (1, 5, 13, 30):
+        part = prep(Cohort(cohort.schema, cohort.static, cohort.temporal.groupby("id").head(t)))
+        short = summaries(part)
+        for p in range(6):
+            a, b = short[part.starts[p]: part.starts[p + 1]], table[whole.starts[p]: whole.starts[p] + t]
+            np.testing.assert_allclose(a, b[: len(a)], atol=2e-4)
+    name = next(n for n in whole.names if n.startswith("fresh_"))
+    never = whole.x[:, whole.names.index(name)] == 0
+    np.testing.assert_array_equal(np.isnan(table[:, whole.names.index(name[6:])]), never)
+    without = fit_preprocessor(cohort, public=True, freshness=False)(cohort)
+    assert np.isfinite(summaries(without)).all()
 
 
 @pytest.mark.skipif(data_folder("icu") is None, reason="DATABLOOM_DATA does not name a folder with icu/")

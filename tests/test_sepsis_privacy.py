@@ -13,9 +13,9 @@ from databloom.icu_simulator import simulate_icu
 from databloom.mechanisms import Gaussian, Laplace
 from databloom.sepsis_ensemble import Reservoir, fit_preprocessor, online_trust, train_ensemble, train_readouts
 from databloom.sepsis_privacy import (
-    BudgetSpent, Ledger, calibrated_scores, membership, own_predictions, RenyiFilter, Server, attack_ensemble, audit_release, capped_trust, chosen_members, clipped_average, discrete_gaussian,
-    discrete_laplace, epsilon_of_rho, largest_online_weight, latched, local_average, mechanisms, noisy, pair_of, private_alarms, release, rho_of,
-    screened, sensitivity, teach,
+    BudgetSpent, Ledger, RenyiFilter, Server, accuracy_loss, alarm_shares, attack_ensemble, audit_members, audit_release, calibrated_scores, capped_trust, chosen_members,
+    clipped_average, discrete_gaussian, discrete_laplace, epsilon_of_rho, largest_online_weight, latched, local_average, mechanisms, membership, noisy,
+    own_predictions, pair_of, private_alarms, public_ridge, release, rho_of, screened, sensitivity, teach, teach_whole, train_student, whole_answers,
 )
 
 
@@ -265,3 +265,121 @@ def test_server_repeats_and_refuses(world):
         server.answer("a", 2.0, {})
     with pytest.raises(ValueError, match="ledger"):
         Server(ensemble, private=True)
+
+
+def test_alarms_of_one_stay_follow_the_law_of_above_threshold():
+    "Probabilities of the first alarm under two neighbours, by numerical integration over the threshold's noise."
+    once, each = alarm_shares(1.0)
+    assert once + each == pytest.approx(1.0) and each / once == pytest.approx(2 ** (2 / 3))
+    tail = lambda x, b: np.where(x > 0, 0.5 * np.exp(-np.abs(x) / b), 1 - 0.5 * np.exp(-np.abs(x) / b))
+    height = np.linspace(-60, 60, 24001)
+    weight = np.exp(-np.abs(height) * once) * once / 2 * (height[1] - height[0])
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        values = rng.uniform(-3, 3, 4)
+        other = values + rng.choice([-1, 1], 4)
+        law = []
+        for v in (values, other):
+            yes = [tail(1.0 + height - x, 2 / each) for x in v]
+            law.append(np.array([weight @ (np.prod([1 - y for y in yes[:k]], axis=0) * (yes[k] if k < 4 else 1)) for k in range(5)]))
+        assert np.max(np.abs(np.log(law[0] / law[1]))) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+def test_alarms_fire_as_often_as_the_law_says(discrete):
+    starts = np.arange(0, 1201, 2)
+    made = private_alarms(np.zeros(1200), starts, threshold=1.0, D=1.0, epsilon=1.0, ledger=Ledger(), discrete=discrete, random_state=1)
+    rng = np.random.default_rng(2)
+    once, each = alarm_shares(1.0)
+    free = np.mean((rng.laplace(0, 2 / each, (200000, 2)).max(axis=1) - rng.laplace(0, 1 / once, 200000)) >= 1.0)
+    assert np.mean(made.first >= 0) == pytest.approx(free, abs=0.08)
+    assert np.isin(made.alarms, (0, 1)).all() and all(made.alarms[a + 1] >= made.alarms[a] for a in starts[:-1])
+
+
+@pytest.mark.parametrize("starts", [[0], [0, 3], [1, 5], [0, 4, 2, 5], []])
+def test_alarms_refuse_stays_that_do_not_fit(starts):
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="starts"):
+        private_alarms(np.zeros(5), starts, threshold=1.0, D=1.0, epsilon=1.0, ledger=ledger)
+    assert ledger.entries == []
+
+
+def test_no_teacher_moves_the_whole_vector_by_more_than_said(world):
+    _, _, stays = world
+    rng, lessons = np.random.default_rng(0), stays.take(np.arange(3))
+    pool = train_readouts(stays.take(np.arange(20)), reservoir=Reservoir(stays.x.shape[1], units=4))
+    for bound in (0.05, 0.5, 50.0):
+        k, wild = int(rng.integers(20)), pool.readouts.copy()
+        wild[k] = rng.normal(0, 30, wild.shape[1])
+        from dataclasses import replace
+        moved = whole_answers(replace(pool, readouts=wild), lessons, bound, 0.4) - whole_answers(pool, lessons, bound, 0.4)
+        assert np.linalg.norm(moved) <= sensitivity(2 * bound * math.sqrt(len(lessons.x)), 20) + 1e-9
+    free = whole_answers(pool, lessons, 1e6, 0.4)
+    np.testing.assert_allclose(free, pool.combine(lessons), atol=1e-5)
+    ledger = Ledger(budget=1.0, delta=1e-5)
+    labels = teach_whole(pool, lessons, source="simulator", bound=0.5, centre=0.4, noise=4.0, ledger=ledger, random_state=0)
+    assert (labels - whole_answers(pool, lessons, 0.5, 0.4)).std() == pytest.approx(4.0 * 0.5 * math.sqrt(len(lessons.x)) / 20, rel=0.2)
+    assert ledger.entries[0]["count"] == 1
+    with pytest.raises(BudgetSpent):
+        teach_whole(pool, lessons, source="simulator", bound=0.5, noise=4.0, ledger=ledger)
+    for bad in (0, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="bound"):
+            teach_whole(pool, lessons, source="public", bound=bad, noise=4.0, ledger=Ledger())
+
+
+def test_a_student_leans_on_the_public_start_as_noise_grows(world):
+    _, _, stays = world
+    known = train_readouts(stays.take(np.arange(60)), reservoir=Reservoir(stays.x.shape[1], units=4))
+    lessons = stays.take(np.arange(60, 80))
+    far = np.full(len(lessons.x), 9.0)
+    start = known.predict(lessons).mean(axis=1)
+    distances = [np.abs(train_student(lessons, far, prior=known, noise=s).predict(lessons)[:, 0] - start).mean() for s in (0.01, 1.0, 1e4)]
+    assert distances[0] > distances[1] > distances[2] and distances[2] < 0.01
+    assert public_ridge(known, 2.0) == pytest.approx(4 * public_ridge(known, 1.0))
+    with pytest.raises(ValueError, match="noise"):
+        train_student(lessons, far, prior=known)
+
+
+def test_a_filter_charges_a_shared_ledger_once():
+    ledger = Ledger(budget=1.5, delta=1e-5)
+    RenyiFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
+    assert len(ledger.entries) == 1 and 0.999 <= ledger.epsilon() <= 1.02
+    with pytest.raises(BudgetSpent):
+        RenyiFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
+
+
+def test_server_that_says_only_alarms(world):
+    _, prep, stays = world
+    ensemble = train_ensemble(prep, stays.take(np.arange(40)), stays.take(np.arange(40, 80)), units=4)
+    ledger = Ledger(2.0, 1e-6)
+    server = Server(ensemble, private=True, ledger=ledger, epsilon=1.0, answers="alarms", random_state=0)
+    said = [server.answer("a", float(t), {"HR": 150.0, "Temp": 41.0, "Resp": 40.0})["alarm"] for t in range(1, 60)]
+    assert said == sorted(said) and len(ledger.entries) == 1 and ledger.epsilon() == pytest.approx(1.0, rel=1e-4)
+    server.answer("b", 1.0, {})
+    with pytest.raises(BudgetSpent):
+        server.answer("c", 1.0, {})
+    free = Server(ensemble, answers="alarms")
+    assert set(free.answer("a", 1.0, {"HR": 80.0})) == {"alarm", "epsilon_stay", "epsilon_lifetime"}
+    with pytest.raises(ValueError, match="answers"):
+        Server(ensemble, answers="curves")
+
+
+def test_accuracy_loss_and_audit_of_members(world):
+    _, prep, stays = world
+    values = stays.label + np.random.default_rng(0).normal(size=len(stays.x))
+    assert accuracy_loss(stays.label, values, 0.0, draws=1) == 0.0
+    assert 0 < accuracy_loss(stays.label, values, 1.0) < accuracy_loss(stays.label, values, 50.0)
+    ensemble = train_ensemble(prep, stays.take(np.arange(30)), stays.take(np.arange(40, 80)), units=4, target="utility")
+    made = audit_members(ensemble, stays, noise=20.0, most=10)
+    assert made["candidates"] == 10 and made["lower"] <= made["epsilon"]
+    with pytest.raises(ValueError, match="cohorts"):
+        audit_members(ensemble, stays.take(np.arange(100, 120)), noise=1.0)
+
+
+def test_the_constant_control_knows_nobody(world):
+    "Members and strangers of one law: a constant predictor must not tell them apart, whichever target."
+    _, prep, stays = world
+    for target in ("severity", "label"):
+        ensemble = train_ensemble(prep, stays.take(np.arange(60)), stays.take(np.arange(200, 260)), units=4, target=target)
+        control = attack_ensemble(ensemble, stays.take(np.arange(60)), stays.take(np.arange(60, 200)), references=1)["control: constant"]
+        assert control.auc_low <= 0.5 <= control.auc_high

@@ -36,14 +36,16 @@ def builder():
 
 def titles():
     "The title of each notebook."
-    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
+    for path in sorted((ROOT / "nbs").rglob("*.ipynb")):
+        if ".ipynb_checkpoints" in path.parts:
+            continue
         yield "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).splitlines()[0].removeprefix("# ").strip()
 
 
 def test_every_notebook_is_a_page_that_search_knows(site):
     known = {entry["title"] for entry in json.loads((site / "search.json").read_text(encoding="utf-8"))}
     assert {title.replace("`", "") for title in titles()} <= known  # code in a title is plain text to the search
-    assert len(list(site.glob("*.html"))) == len(list(titles()))
+    assert len(list(site.rglob("*.html"))) == len(list(titles()))
 
 
 def test_nbdev_finds_the_same_configuration():
@@ -77,6 +79,17 @@ def test_links_that_lead_nowhere_are_found(builder, tmp_path):
     ]
 
 
+def test_pages_keep_their_links_when_they_are_renamed(builder, tmp_path):
+    (tmp_path / "how").mkdir()
+    (tmp_path / "00_pld.html").write_text('<a href="how/to.html">x</a><a href="./00_pld.html">x</a>')
+    (tmp_path / "how" / "to.html").write_text('<a href="../00_pld.html#pld">x</a><a href="to.html">x</a>')
+    (tmp_path / "search.json").write_text('[{"href": "00_pld.html"}, {"href": "how/to.html"}, {"href": "my00_pld.html"}]')
+    builder.rename_pages(tmp_path, {"00_pld.html": "pld.html", "how/to.html": "to.html"})
+    assert builder.Page((tmp_path / "pld.html").read_text()).links == ["how/to.html", "./pld.html"]
+    assert builder.Page((tmp_path / "how" / "to.html").read_text()).links == ["../pld.html#pld", "to.html"]
+    assert [e["href"] for e in json.loads((tmp_path / "search.json").read_text())] == ["pld.html", "how/to.html", "my00_pld.html"]
+
+
 def test_links_to_names_in_code_stay_on_the_site(builder, tmp_path):
     (tmp_path / "pld.html").write_text('<h3 id="pld">PLD</h3>')
     links = "".join(f'<a href="https://a.org/book/pld.html{place}">x</a>' for place in ("#pld", "#pld.delta", "#gone", ""))
@@ -98,11 +111,12 @@ def test_a_chapter_shows_title_formula_signature_and_figure(site, address, brows
 
 
 def test_no_page_breaks_or_asks_another_machine(site, address, browser):
-    for page in sorted(site.glob("*.html")):
+    for page in sorted(site.rglob("*.html")):
+        name = page.relative_to(site).as_posix()
         for width in (1300, 390):
             browser.size(width)
-            browser.open(f"{address}/{page.name}")
-            where = f"{page.name} at {width} pixels"
+            browser.open(f"{address}/{name}")
+            where = f"{name} at {width} pixels"
             assert list(browser.complaints()) == [], where
             assert browser.run("document.documentElement.scrollWidth") <= width, where
             assert browser.run("[...document.querySelectorAll('main .math')].filter(m => !m.querySelector('.katex')).map(m => m.innerText)") == [], where

@@ -104,7 +104,8 @@ def rename_pages(site, names):
     for path in [*site.rglob("*.html"), site / "search.json"]:
         text = path.read_text(encoding="utf-8")
         for old, new in names.items():
-            text = re.sub(rf"(?<![\w/.-]){re.escape(Path(old).name)}", new, text)
+            # from any folder of the site: `00_pld.html`, `./00_pld.html`, `../00_pld.html`
+            text = re.sub(rf"(?<![\w/.-])((?:\.{{1,2}}/)*){re.escape(old)}", rf"\g<1>{Path(old).with_name(new).as_posix()}", text)
         path.write_text(text, encoding="utf-8")
 
 
