@@ -687,7 +687,7 @@ def _chernoff_epsilon(parts, direction):
     tilts = np.geomspace(0.03, 3e7, 80)
     total, lost = 0.0, 0.0
     for pair, n in parts:
-        edges = pair.landmarks()
+        edges = np.unique(pair.landmarks())
         cells, share = pair.cells(edges), -1 / np.expm1(-np.diff(edges))
         relative, mass, growth = cells.relative + 16 * ulp, cells.base + cells.excess, np.expm1(np.minimum(edges[:-1], 600.0))
         up = np.clip((cells.excess - growth * cells.base) * share, 0.0, mass)
@@ -1032,7 +1032,8 @@ def _grid_bounds(parts, delta, tolerance, method):
         reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
     methods = _methods if method == "auto" else (method,)
-    laws = _refine(reduced, directions, tolerance, methods)
+    aimed = tolerance if len(reduced) <= 8 else min(tolerance, 1e-3)  # many laws on a coarse grid would lose their lower bound
+    laws = _refine(reduced, directions, aimed, methods)
     if 0.01 < max(d.upper for d in directions) < 0.1 and max(d.info.get("cells", 0) for d in directions) <= 2**14:
         laws = laws | _refine(reduced, directions, min(tolerance, 1e-4), methods)  # tiny answers get more digits, where they are cheap
     decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
