@@ -7,6 +7,7 @@ answer, error and time.
     python benchmarks/accountants.py                                      # the table; about ten minutes
     python benchmarks/accountants.py --save nbs/data/accountants.json     # and the data of the book's page
     python benchmarks/accountants.py --cases 0,9 --seconds 20             # some cases, less patience
+    python benchmarks/accountants.py --adapter                            # the tests of our adapters, with dp-accounting 0.6.0
 
 The truths are closed forms, or values of the contour integral for delta on several lines (tests/contour.py), given to the
 digits on which these agree. An answer is LOW when an upper bound lies below the truth (or an interval does not hold it).
@@ -209,6 +210,13 @@ def milliseconds(seconds):
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
+def test_adapter(environment):
+    "Exit code of the adapters' tests, run in the environment from outside of the project."
+    subprocess.run([environment.python, "-m", "pip", "install", "--quiet", "pytest"], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.call([environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests" / "test_adapters.py"], cwd=folder)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--environment", default=Path(tempfile.gettempdir()) / "databloom-accountants", help="where the environment is made, or kept")
@@ -216,10 +224,13 @@ def main():
     parser.add_argument("--cases", default="", help="which cases, as numbers from 0, with commas; all by default")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="relative width that our own bounds aim for")
     parser.add_argument("--save", metavar="FILE", help="also write the answers to this file, as JSON")
+    parser.add_argument("--adapter", action="store_true", help="only run the tests of our adapters with these packages instead of the pinned ones")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return worker()
+    if arguments.adapter:
+        return test_adapter(Environment(arguments.environment))
     environment, rows, saved = Environment(arguments.environment), [], []
     for case in [CASES[int(i)] for i in arguments.cases.split(",")] if arguments.cases else CASES:
         answers = {}
@@ -243,4 +254,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
