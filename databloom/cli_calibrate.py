@@ -16,6 +16,37 @@ import typer
 
 from .core import check_choice, need, refuse, whole_file
 
+# %% ../nbs/cli_calibrate.ipynb #10d1a726
+def _header(path, names):
+    names = [name.strip() for name in names]
+    if not names:
+        refuse(str(path), "an empty file", "a table whose first row names the settings")
+    if "" in names:
+        refuse(f"column {names.index('') + 1} of {path}", "no name", "named (leave out an index column)")
+    return names
+
+
+def _group_label(text, number, group):
+    if not text.strip():
+        refuse(f"row {number}, column {group!r}", text, "the label of a group")
+    return text.strip()
+
+
+def _loss_cells(row, number, names, low, high):
+    try:
+        values = [float(cell) for cell in row]
+        if all(low <= value <= high for value in values):
+            return values
+    except ValueError:
+        pass
+    for cell, name in zip(row, names):
+        try:
+            good = low <= float(cell) <= high
+        except ValueError:
+            good = False
+        if not good:
+            refuse(f"row {number}, column {name!r}", cell, f"a number in [{low:g}, {high:g}]")
+
 # %% ../nbs/cli_calibrate.ipynb #dbf88ce3
 def read_losses(
     path,  # a CSV file: a column a setting, most conservative first; a row an example
@@ -48,37 +79,6 @@ def read_losses(
     if not losses:
         refuse(str(path), "no row", "a table with at least one example below its header")
     return np.array(losses), kept, groups if at is not None else None
-
-
-def _header(path, names):
-    names = [name.strip() for name in names]
-    if not names:
-        refuse(str(path), "an empty file", "a table whose first row names the settings")
-    if "" in names:
-        refuse(f"column {names.index('') + 1} of {path}", "no name", "named (leave out an index column)")
-    return names
-
-
-def _group_label(text, number, group):
-    if not text.strip():
-        refuse(f"row {number}, column {group!r}", text, "the label of a group")
-    return text.strip()
-
-
-def _loss_cells(row, number, names, low, high):
-    try:
-        values = [float(cell) for cell in row]
-        if all(low <= value <= high for value in values):
-            return values
-    except ValueError:
-        pass
-    for cell, name in zip(row, names):
-        try:
-            good = low <= float(cell) <= high
-        except ValueError:
-            good = False
-        if not good:
-            refuse(f"row {number}, column {name!r}", cell, f"a number in [{low:g}, {high:g}]")
 
 # %% ../nbs/cli_calibrate.ipynb #f6139db7
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, refuse
+from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse
 from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse, _Atoms
 from .sampling import worst_case
@@ -335,40 +335,44 @@ class _Direction:
         "Weights of the atoms in the error of epsilon; no single loss matters that is far above epsilon."
         return part.weights(self.slope, max(self.epsilon, float(part.loss.min())) + 3 / self.slope)
 
-    def learn(self, upper, lower, lost, info, aim):
-        "Read two composed laws, keep the better bounds, and improve the estimates."
-        amount, tilt = upper.haze
-        price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
-        charge = amount - tilt * self.epsilon - math.log(self.delta)
-        staged = info["method"] != "direct"
-        self.noise[staged] = min(1e-3, 4 * math.exp(min(charge - price, 0.0)))  # the next grid will be finer
-        high, low = upper.epsilon(self.delta), lower.epsilon(min(1.0, self.delta + lost))
-        if low > self.lower or high < self.upper:
-            self.info = info
-        self.lower, self.upper = max(self.lower, low), min(self.upper, high)
-        if low > 0 and high < math.inf:
-            self.hard = float(np.clip(self.hard * 1.2 * aim / (high - low + 1e-300), 1e-2, 1.0))
-        if not math.isfinite(high):  # drowned in round-off: pay for fewer digits, and doubt the estimate only next
-            self.failures += 1
-            self.noise[staged] = min(1e-2, 10 * self.noise[staged])
-            if low > 0:  # the lower law knows better where the answer is, and how steep delta is there
-                self.epsilon = low * (1.0 + 0.02 * self.failures)
-                self._read_slope(lower)
-            elif self.failures > 1:
-                self.epsilon = 0.5 * (self.epsilon + self.lower)
-            return
-        if low == 0 and self.lower > 0:  # the stages lost the lower law: one stage next, and no news of epsilon
-            self.failures += 1
-            return
-        self.epsilon = 0.5 * (high + low) if low > 0 else 0.95 * high
-        self._read_slope(upper)
+# %% ../nbs/01_connect_the_dots.ipynb #b1fb1e70
+@patch_to(_Direction)
+def learn(self, upper, lower, lost, info, aim):
+    "Read two composed laws, keep the better bounds, and improve the estimates."
+    amount, tilt = upper.haze
+    price = float(self.cumulants.moments([tilt])[0][0]) - tilt * self.epsilon - math.log(self.delta)
+    charge = amount - tilt * self.epsilon - math.log(self.delta)
+    staged = info["method"] != "direct"
+    self.noise[staged] = min(1e-3, 4 * math.exp(min(charge - price, 0.0)))  # the next grid will be finer
+    high, low = upper.epsilon(self.delta), lower.epsilon(min(1.0, self.delta + lost))
+    if low > self.lower or high < self.upper:
+        self.info = info
+    self.lower, self.upper = max(self.lower, low), min(self.upper, high)
+    if low > 0 and high < math.inf:
+        self.hard = float(np.clip(self.hard * 1.2 * aim / (high - low + 1e-300), 1e-2, 1.0))
+    if not math.isfinite(high):  # drowned in round-off: pay for fewer digits, and doubt the estimate only next
+        self.failures += 1
+        self.noise[staged] = min(1e-2, 10 * self.noise[staged])
+        if low > 0:  # the lower law knows better where the answer is, and how steep delta is there
+            self.epsilon = low * (1.0 + 0.02 * self.failures)
+            self._read_slope(lower)
+        elif self.failures > 1:
+            self.epsilon = 0.5 * (self.epsilon + self.lower)
+        return
+    if low == 0 and self.lower > 0:  # the stages lost the lower law: one stage next, and no news of epsilon
+        self.failures += 1
+        return
+    self.epsilon = 0.5 * (high + low) if low > 0 else 0.95 * high
+    self._read_slope(upper)
 
-    def _read_slope(self, law):
-        "The slope of log delta at epsilon, from a composed law."
-        curve, weight = _curve(law.masses, law.step)
-        j = int(np.clip(np.searchsorted(law.losses, self.epsilon), 0, max(0, len(curve) - 2)))
-        if len(curve) > 2 and curve[j] > 0:
-            self.slope = float(np.clip(weight[j] / curve[j], 1e-9, 1e15))
+
+@patch_to(_Direction)
+def _read_slope(self, law):
+    "The slope of log delta at epsilon, from a composed law."
+    curve, weight = _curve(law.masses, law.step)
+    j = int(np.clip(np.searchsorted(law.losses, self.epsilon), 0, max(0, len(curve) - 2)))
+    if len(curve) > 2 and curve[j] > 0:
+        self.slope = float(np.clip(weight[j] / curve[j], 1e-9, 1e15))
 
 # %% ../nbs/01_connect_the_dots.ipynb #8b345dcb
 @dataclass

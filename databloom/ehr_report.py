@@ -158,7 +158,7 @@ def records(
         words = _mix(words ^ _mix(total))
     return words, seen + np.bincount(cohort.patient, weights=observed, minlength=len(cohort)).astype(int)
 
-
+# %% ../nbs/ehr_report.ipynb #76af4536
 def record_copies(
     real: Cohort,  # whose records may have been copied
     synthetic: Cohort,  # the patients to be judged
