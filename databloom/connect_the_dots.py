@@ -752,7 +752,7 @@ class EpsilonBounds(Result):
             f"  {self.mechanism}, {self.steps:,} step{'s' if self.steps > 1 else ''}, adjacency {self.adjacency}",
         ]
         grid = f", {self.cells:,} cells of {self.step:.3g}" if self.cells else ""
-        asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, the largest grid was'}), method {self.method}{grid}"
+        asked = f"(asked: {self.tolerance:g}{'' if self.met else '; NOT reached, refining stopped'}), method {self.method}{grid}"
         if self.lower is None:
             lines.append("  no lower bound: it is not known that neighbours of this mechanism come so close to it")
             lines.append(f"  method {self.method}" if self.step is None else f"  computed to the relative accuracy {asked}")
