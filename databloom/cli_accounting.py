@@ -69,6 +69,10 @@ def _tell(answer, as_json, quiet):
     print(answer.to_json() if as_json else str(answer).splitlines()[0] if quiet else answer)
 
 # %% ../nbs/cli_accounting.ipynb #f802fe29
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("epsilon")
 def epsilon(
     noise_multiplier: Optional[float] = _noise,
     steps: Optional[float] = _steps,
@@ -101,11 +105,11 @@ def epsilon(
         certificate_of(parts, bounds).to_json(certificate)
     _tell(bounds, as_json, quiet)
 
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command("epsilon")(epsilon)
-
 # %% ../nbs/cli_accounting.ipynb #71223c67
+delta_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@delta_app.command("delta")
 def delta(
     noise_multiplier: Optional[float] = _noise,
     steps: Optional[float] = _steps,
@@ -130,11 +134,11 @@ def delta(
     bounds = delta_bounds(parts, epsilon=epsilon, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     _tell(bounds, as_json, quiet)
 
-
-delta_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-delta_app.command("delta")(delta)
-
 # %% ../nbs/cli_accounting.ipynb #6700d8ed
+noise_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@noise_app.command("noise")
 def noise(
     epsilon: float = typer.Option(..., help="The target epsilon."),
     delta: float = typer.Option(..., help="Slack probability."),
@@ -159,10 +163,6 @@ def noise(
         _save_plot(answer, plot)
     _tell(answer, as_json, quiet)
 
-
-noise_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-noise_app.command("noise")(noise)
-
 # %% ../nbs/cli_accounting.ipynb #6f40fbf3
 def _step_counts(steps, points):
     "The numbers of steps that were asked for."
@@ -180,6 +180,10 @@ def _step_counts(steps, points):
     return sorted({1, counts[0], *(round(counts[0] ** (i / (points - 1))) for i in range(points))})
 
 # %% ../nbs/cli_accounting.ipynb #691b12f7
+curve_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@curve_app.command("curve")
 def curve(
     noise_multiplier: float = typer.Option(..., help="Standard deviation of the noise over the clipping norm."),
     steps: List[str] = typer.Option(..., help="The last number of steps, or several with commas."),
@@ -212,11 +216,11 @@ def curve(
         between = f"at most {upper:.9g}" if answer.lower is None else f"between {answer.lower[i]:.9g} and {upper:.9g}"
         print(f"{count:13,d} steps: epsilon {between}")
 
-
-curve_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-curve_app.command("curve")(curve)
-
 # %% ../nbs/cli_accounting.ipynb #4dca3c00
+verify_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@verify_app.command("verify")
 def verify(
     certificate: str = typer.Argument(..., help="A file that `databloom epsilon --certificate` wrote."),
     as_json: bool = _json,
@@ -230,7 +234,3 @@ def verify(
         _tell(answer, as_json, quiet)
     if not answer.confirmed:
         raise typer.Exit(1)
-
-
-verify_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-verify_app.command("verify")(verify)
