@@ -93,8 +93,8 @@ class SignatureTable(BasicMarkdownRenderer):
             yield "**returns**", kind(back.get("anno")), "", cell(back.get("docment") or "")
 
     def _repr_markdown_(self):
-        if self.nm.startswith("_"):
-            return ""  # a method of a class that is nobody's but the chapter's
+        if any(part.startswith("_") for part in self.nm.split(".")):
+            return ""  # a method of a class that is nobody's but the chapter's, or one that nobody calls by its name
         source = NbdevLookup().code(self.fn)
         parts = [f"{'#' * self.title_level} {self.nm}"]
         parts += [f'[source]({source}){{target="_blank" .showdoc-source}}'] if source else []

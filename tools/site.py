@@ -80,6 +80,22 @@ def take_page_names(folder):
     return names
 
 
+def join_streams(folder):
+    "What a cell printed in several goes is one text to its reader, as in Jupyter."
+    for path in folder.rglob("*.ipynb"):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            joined = []
+            for output in cell.get("outputs", []):
+                if joined and output["output_type"] == "stream" == joined[-1]["output_type"] and output["name"] == joined[-1]["name"]:
+                    joined[-1]["text"] = "".join(joined[-1]["text"]) + "".join(output["text"])
+                else:
+                    joined.append(output)
+            if "outputs" in cell:
+                cell["outputs"] = joined
+        path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
 # After: the pages
 
 class Page(HTMLParser):
@@ -206,6 +222,7 @@ def build(fresh=False):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(processed / name, folder / name)
         names = take_page_names(folder)
+        join_streams(folder)
         (folder / "_quarto.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         problems = render(folder, quiet=True).warnings
         shutil.rmtree(site, ignore_errors=True)
