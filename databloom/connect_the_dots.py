@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse
+from .contour import ContourError, contour_for, dp_sgd_runs
 from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse, _Atoms
 from .sampling import worst_case
@@ -1011,6 +1012,26 @@ def _enumerated(parts):
     return pair
 
 
+# %% ../nbs/01_connect_the_dots.ipynb #5c3d1b2c
+def _contours(parts, delta, tolerance, both, method):
+    "The contour of each direction that has one."
+    runs, found = dp_sgd_runs(parts), {}
+    if runs is None and method == "contour":
+        refuse("method", method, "another method for these mechanisms: the contour serves Gaussian noise, unsampled or under Poisson sampling")
+    for swapped in both if runs is not None else ():
+        try:
+            found[swapped] = contour_for(runs, delta, swapped, tolerance, grid_is_cheap=method == "auto")
+        except ContourError as error:
+            if method == "contour":
+                refuse("method", method, f"another method for this run ({error})")
+    return found
+
+
+def _sides(contours, swapped):
+    return (contours[swapped].upper, contours[swapped].lower) if swapped in contours else ()
+
+
+
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b08
 def _grid_bounds(parts, delta, tolerance, method):
     reduced = _merge_gaussians(parts) if method == "auto" else parts
@@ -1034,15 +1055,23 @@ def _grid_bounds(parts, delta, tolerance, method):
         return *top, "largest loss", {}, ()
     if len(reduced) > 8:
         reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
-    directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
+    contours = _contours(reduced, delta, tolerance, both, method) if method in ("auto", "contour") else {}
+    if len(contours) == len(both):
+        lower, upper = (max(ends) for ends in zip(*(contour.epsilon() for contour in contours.values())))
+        if method == "contour" or upper - lower <= tolerance * upper:
+            return lower, upper, "contour", {}, _sides(contours, contours[False].epsilon()[1] < upper)
     methods = _methods if method == "auto" else (method,)
+    directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
+    for d in directions:
+        if d.swapped in contours:
+            (d.lower, d.upper), d.info = contours[d.swapped].epsilon(), dict(method="contour")
     aimed = tolerance if len(reduced) <= 8 else min(tolerance, 1e-3)  # many laws on a coarse grid would lose their lower bound
     laws = _refine(reduced, directions, aimed, methods)
     if 0.01 < max(d.upper for d in directions) < 0.1 and max(d.info.get("cells", 0) for d in directions) <= 2**14:
         laws = laws | _refine(reduced, directions, min(tolerance, 1e-4), methods)  # tiny answers get more digits, where they are cheap
     decisive = max(directions, key=lambda d: (d.upper, not d.swapped))
     least, most = top or (0.0, math.inf)
-    return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, ())
+    return max(least, *(d.lower for d in directions)), min(decisive.upper, most), decisive.info.get("method", "none"), decisive.info, laws.get(decisive.swapped, _sides(contours, decisive.swapped))
 
 
 # %% ../nbs/01_connect_the_dots.ipynb #5c3d1b05
@@ -1075,7 +1104,7 @@ def epsilon_bounds(
     *,
     delta: float,  # slack probability, 0 <= delta < 1
     tolerance: float = 1e-3,  # relative width of the interval to aim for
-    method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
+    method: str = "auto",  # "auto", "contour", "direct", "two_stage" or "core_tail"
     adjacency: str = "add_remove",  # a name for the result; the pair itself decides
     assumptions: tuple = (),  # more of what must hold, for the result
 ) -> EpsilonBounds:  # lower and upper bound, certified; no lower one where the pairs are not known to be reached
@@ -1083,7 +1112,7 @@ def epsilon_bounds(
     parts = _check_parts(mechanism, steps)
     delta = check_probability("delta", delta, open_high=True)
     tolerance = check_number("tolerance", tolerance, low=1e-9, high=1.0)
-    check_choice("method", method, ("auto",) + _methods)
+    check_choice("method", method, ("auto", "contour") + _methods)
     names = ", then ".join(f"{n:,} x {pair!r}" if len(parts) > 1 else repr(pair) for pair, n in parts[:20]) + (", and more" if len(parts) > 20 else "")
     total = sum(n for _, n in parts)
     assumptions = tuple(dict.fromkeys(tuple(assumptions) + tuple(a for pair, _ in parts for a in pair.assumptions)))
@@ -1115,7 +1144,7 @@ def dp_sgd_epsilon(
     delta: float,  # slack probability
     tolerance: float = 1e-3,  # relative width of the interval to aim for
     adjacency: str = "add_remove",  # neighbours: one record added or removed, "replace_one" or "zero_out"
-    method: str = "auto",  # "auto", "direct", "two_stage" or "core_tail"
+    method: str = "auto",  # "auto", "contour", "direct", "two_stage" or "core_tail"
     sampling: str = "poisson",  # how batches are drawn: "poisson", "without_replacement", "truncated_poisson" or "none"
     group_size: int = 1,  # records of one person, added, replaced or zeroed together
     dataset_size: int | None = None,  # number of records, for "truncated_poisson"
