@@ -1041,8 +1041,6 @@ def _grid_bounds(parts, delta, tolerance, method):
         off = math.fsum(n * pair.blur for pair, n in reduced)
         bounds = (value * (1 - 8 * ulp) - off if value < math.inf else value), value * (1 + 8 * ulp) + off
         return *bounds, "largest loss", {}, ()
-    if _distance(reduced) <= delta:
-        return 0.0, 0.0, "total variation", {}, ()
     listed = _enumerated(reduced) if method == "auto" else None
     reduced = reduced if listed is None else [(listed, 1)]
     if method == "auto" and len(reduced) == 1 and reduced[0][1] == 1:
@@ -1050,16 +1048,18 @@ def _grid_bounds(parts, delta, tolerance, method):
         off = reduced[0][0].blur + 8 * ulp * abs(reduced[0][0].shift)  # a loss may be off by so much
         lower, upper = max(b[0] for b in bounds), max(b[1] for b in bounds)
         return max(0.0, lower - off), upper + off if upper > 0 else 0.0, "exact", {}, ()
-    top = _near_the_top(reduced, delta, both)
-    if top is not None and top[1] - top[0] <= 0.1 * tolerance * top[1]:
-        return *top, "largest loss", {}, ()
-    if len(reduced) > 8:
-        reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     contours = _contours(reduced, delta, tolerance, both, method) if method in ("auto", "contour") else {}
     if len(contours) == len(both):
         lower, upper = (max(ends) for ends in zip(*(contour.epsilon() for contour in contours.values())))
         if method == "contour" or upper - lower <= tolerance * upper:
             return lower, upper, "contour", {}, _sides(contours, contours[False].epsilon()[1] < upper)
+    if _distance(reduced) <= delta:
+        return 0.0, 0.0, "total variation", {}, ()
+    top = _near_the_top(reduced, delta, both)
+    if top is not None and top[1] - top[0] <= 0.1 * tolerance * top[1]:
+        return *top, "largest loss", {}, ()
+    if len(reduced) > 8:
+        reduced = [(_sketched(pair, delta / sum(n for _, n in reduced)), n) for pair, n in reduced]
     methods = _methods if method == "auto" else (method,)
     directions = [_Direction(reduced, delta, swapped, tolerance) for swapped in both]
     for d in directions:

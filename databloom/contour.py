@@ -23,7 +23,7 @@ class _Steps:
     "Equal steps of DP-SGD, seen from one direction; outputs are in units of the noise."
 
     def __init__(self, noise, q, n, swapped, tail=0.0):
-        self.noise, self.q, self.n = noise, q, n
+        self.noise, self.q, self.n, self.sketches = noise, q, n, {}
         self.swapped = swapped and q < 1  # without sampling the directions are alike
         self.cut, self.cut_width, self.cut_mass = math.inf, 0.2 * min(noise, 2.5), 0.0
         if tail > 0 and q < 1 and not swapped:
@@ -233,20 +233,36 @@ def _cumulants(kinds, tilts, tail=0.0):
 
 
 def _cumulants_of(steps, tilts, tail):
-    high = _reach if steps.swapped else steps.cut + 10 * steps.cut_width
-    if tail > 0:
-        far = -ndtri(min(0.4, tail)) if steps.swapped else max(-ndtri(min(0.4, tail)), 1 / steps.noise - ndtri(min(0.4, tail / steps.q)))
-        high = min(high, float(far))
-    y = np.linspace(-_reach, high, min(2000, math.ceil(4 * (high + _reach) / min(1.0, 2 * steps.noise))))
-    if not steps.swapped and tail == 0:  # the hump of large tilts, roughly
-        y = np.append(y, high + (1.15 ** np.arange(1, 60) - 1))
-    loss = steps.log_ratio(y)
-    log = -y * y / 2 - _log_root + np.log(np.gradient(y)) + steps.log_cut(y)[0] + steps.power(tilts)[:, None] * loss
-    top = log.max(1)
-    weight = np.exp(log - top[:, None])
+    loss, log = steps.sketch(tail)
+    exponent = log + steps.power(tilts)[:, None] * loss
+    top = exponent.max(1)
+    weight = np.exp(exponent - top[:, None])
     total = weight.sum(1)
     mean = weight @ loss / total
     return top + np.log(total), -mean if steps.swapped else mean, (weight @ (loss * loss) / total - mean**2).clip(1e-300)
+
+
+def _sketch(self, tail):
+    "Losses and log masses at a hundred outputs or so, those left out that have probability `tail` beyond them."
+    if tail not in self.sketches:
+        self.sketches[tail] = self._new_sketch(tail)
+    return self.sketches[tail]
+
+
+def _new_sketch(self, tail):
+    high = _reach if self.swapped else self.cut + 10 * self.cut_width
+    if tail > 0:
+        far = -ndtri(min(0.4, tail))
+        high = min(high, float(far if self.swapped else max(far, 1 / self.noise - ndtri(min(0.4, tail / self.q)))))
+    count = min(2000, math.ceil(4 * (high + _reach) / min(1.0, 2 * self.noise)))
+    y, width = np.linspace(-_reach, high, count), np.full(count, (high + _reach) / (count - 1))
+    if not self.swapped and tail == 0:  # the hump of large tilts, roughly
+        more = high + 1.15 ** np.arange(1, 60) - 1
+        y, width = np.append(y, more), np.append(width, 0.15 * (more - high + 1))
+    return self.log_ratio(y), np.log(width) - y * y / 2 - _log_root + self.log_cut(y)[0]
+
+
+_Steps.sketch, _Steps._new_sketch = _sketch, _new_sketch
 
 
 def _saddle(kinds, delta):
