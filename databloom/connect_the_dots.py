@@ -1051,7 +1051,7 @@ def _grid_bounds(parts, delta, tolerance, method):
     contours = _contours(reduced, delta, tolerance, both, method) if method in ("auto", "contour") else {}
     if len(contours) == len(both):
         lower, upper = (max(ends) for ends in zip(*(contour.epsilon() for contour in contours.values())))
-        if method == "contour" or upper - lower <= tolerance * upper:
+        if method == "contour" or upper - lower <= max(tolerance, 3e-6) * upper:  # no grid does better than that in seconds
             return lower, upper, "contour", {}, _sides(contours, contours[False].epsilon()[1] < upper)
     if _distance(reduced) <= delta:
         return 0.0, 0.0, "total variation", {}, ()

@@ -9,7 +9,7 @@ __all__ = ['ContourError', 'Contour', 'ContourBound', 'dp_sgd_runs', 'contour_fo
 import math
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from .core import check_count, check_number, check_probability, refuse
 from .mechanisms import Gaussian, PoissonSubsampled
@@ -101,8 +101,8 @@ class _Cells:
         self.log = -y * y / 2 - _log_root + b * self.ratio + self.log_cut
         self.scale = float(self.log.max())
         low, high = self.slopes(b * self.sampled / s)
-        top = np.minimum(self.log[:-1] + self.width * np.maximum(high, 0), self.log[1:] - self.width * np.minimum(low, 0))
-        self.mass = np.exp(top - self.scale) * self.width  # upper bounds
+        self.top = np.minimum(self.log[:-1] + self.width * np.maximum(high, 0), self.log[1:] - self.width * np.minimum(low, 0))
+        self.mass = np.exp(self.top - self.scale) * self.width  # upper bounds
         if steps.q == 1:
             left = self.log[0] - math.log(_reach - 0.1)
         else:
@@ -146,8 +146,8 @@ def _decay(layers, end):
     return total
 
 # %% ../nbs/contour.ipynb #f546d8e7
-def _strips(cells, theta, end):
-    "log of bounds on the integral of |f| at distances theta * noise from the real line, for frequencies up to `end`; theta of shape (k,)."
+def _on_line(cells, theta, end):
+    "log bounds on |f| in each cell, and of its integral left and right of them, on lines at theta * noise, for frequencies up to `end` below; theta of shape (k,)."
     steps, y, b, r, theta = cells.steps, cells.y, cells.power, cells.sampled, theta[:, None]
     near = np.where(y[:-1] > 0, y[:-1], np.where(y[1:] < 0, y[1:], 0.0))  # the point of each cell nearest to 0
     if steps.q == 1:
@@ -155,15 +155,50 @@ def _strips(cells, theta, end):
     else:
         arg = np.arctan2(r * np.sin(theta), 1 - r + r * np.cos(theta))
         size = cells.ratio + (0 * theta if b > 0 else 0.5 * np.log1p(-2 * r * (1 - r) * (1 - np.cos(theta))))
-    log = (cells.log_cut[:-1] - near**2 / 2 - _log_root - cells.scale) + b * (size[:, 1:] if b > 0 else size[:, :-1]) + end * arg[:, 1:]
-    top = log.max(1)
-    inside = np.log(np.exp(log - top[:, None]) @ cells.width) + top
+    grown = 0.5 * (theta * steps.noise) ** 2 * (1.0 if steps.cut == math.inf else 1 + steps.cut_width**-2) + 1e-9
+    if b > 0:  # |w| is at most its value on the real line
+        inside = cells.top - cells.scale + end * arg[:, 1:] + grown
+    else:
+        inside = (cells.log_cut[:-1] - near**2 / 2 - _log_root - cells.scale) + b * size[:, :-1] + end * arg[:, 1:] + grown
     beyond = b * (size[:, -1] - cells.ratio[-1])  # 0 unless the power is negative
-    outside = np.logaddexp(math.log(cells.left + 1e-300) + end * arg[:, 0], math.log(cells.right + 1e-300) + end * theta[:, 0] + beyond)
-    spread = 1.0 if steps.cut == math.inf else 1 + steps.cut_width**-2
-    return np.logaddexp(inside, outside) + 0.5 * (theta[:, 0] * steps.noise) ** 2 * spread + 1e-9
+    left = math.log(cells.left + 1e-300) + end * arg[:, 0] + grown[:, 0]
+    return inside, left, math.log(cells.right + 1e-300) + end * theta[:, 0] + beyond + grown[:, 0]
+
+
+def _strips(cells, theta, end):
+    "log bounds on the integral of |f| on these lines."
+    inside, left, right = _on_line(cells, theta, end)
+    top = inside.max(1)
+    return np.logaddexp(np.log(np.exp(inside - top[:, None]) @ cells.width) + top, np.logaddexp(left, right))
 
 # %% ../nbs/contour.ipynb #831b5427
+def _log_ratio_above(steps, y, theta):
+    "log w at y + i * theta * noise"
+    if steps.q == 1:
+        return steps.log_ratio(y) + 1j * theta
+    z, q = y / steps.noise - 0.5 / steps.noise**2, steps.q
+    out, taken = math.log1p(-q), math.log(q) + z
+    top, gap = np.maximum(out, taken), np.exp(-np.abs(out - taken))
+    size = top + 0.5 * np.log1p(gap * (gap + 2 * math.cos(theta)))
+    grown = np.exp(np.minimum(z, 30.0))
+    real, imaginary = q * (np.expm1(np.minimum(z, 30.0)) - 2 * grown * math.sin(theta / 2) ** 2), q * grown * math.sin(theta)
+    if q <= 0.5:
+        size = np.where(z > 30, size, 0.5 * np.log1p(np.maximum(real * (2 + real) + imaginary**2, -0.9)))
+    return size + 1j * np.arctan2(np.exp(taken - top) * math.sin(theta), np.exp(out - top) + np.exp(taken - top) * math.cos(theta))
+
+
+def _log_integrand(steps, y, theta, power):
+    "log w, and log of phi * cut * w^power, on the line."
+    if theta == 0:
+        ratio = steps.log_ratio(y)
+        return ratio, -y * y / 2 - _log_root + power * ratio + steps.log_cut(y)[0]
+    ratio, up = _log_ratio_above(steps, y, theta), y + 1j * theta * steps.noise
+    log = -up * up / 2 - _log_root + power * ratio
+    if steps.cut < math.inf:
+        log = log + np.log(ndtr((steps.cut - up) / steps.cut_width) + 1e-300)
+    return ratio, log
+
+# %% ../nbs/contour.ipynb #a1d03225
 _block = 64
 
 
@@ -172,52 +207,72 @@ class _Nodes:
 
     def __init__(self, cells, end, accuracy):
         self.steps, self.scale, self.power = cells.steps, cells.scale, cells.power
-        thetas = min(math.pi / 2, 12 / cells.steps.noise) * 2.0 ** -np.arange(0, 6 if end > 0 else 3, 0.75)
-        sizes = _strips(cells, thetas, end)
-        room = sizes - math.log(float(cells.mass.sum())) - math.log(accuracy) + 1
-        steps = np.minimum(0.5, 2 * math.pi * thetas * cells.steps.noise / np.maximum(room, 1.0))
-        best = int(steps.argmax())
-        unit = 2.0 ** (math.floor(math.log2(steps[best])) - 4)
-        self.h = unit * math.floor(steps[best] / unit)
-        decay = 2 * math.pi * thetas[best] * cells.steps.noise / self.h
-        strip = math.exp(min(700.0, sizes[best] - decay)) * 2 / -math.expm1(-decay)
-        some = np.flatnonzero(cells.mass > cells.mass.max() * accuracy * 1e-3)
+        best, decay = self._choose(cells, end, accuracy)
+        strip = math.exp(min(700.0, best - decay)) * 2 / -math.expm1(-decay)
+        inside, left, right = _on_line(cells, np.array([self.theta]), 0.0)
+        mass = np.exp(np.minimum(inside[0], 700.0)) * cells.width
+        some = np.flatnonzero(mass > mass.max() * accuracy * 1e-3)
         first, last = int(some[0]), int(some[-1]) + 1
-        self.first, self.count = math.ceil(cells.y[first] / self.h), 0
+        self.first = math.ceil(cells.y[first] / self.h)
         self.count = math.floor(cells.y[last] / self.h) - self.first + 1
-        near = 1 + self.h / np.diff(cells.y)  # nodes in a cell times h, over its width
-        outside = float((cells.mass * near)[:first].sum() + (cells.mass * near)[last:].sum())
-        self.lost = (strip + outside + (cells.left + cells.right) * (1 + self.h * (13 + max(cells.fall, 0.0)))) * 1.0001
+        near = 1 + self.h / cells.width  # nodes in a cell times h, over its width
+        outside = float((mass * near)[:first].sum() + (mass * near)[last:].sum())
+        ends = (math.exp(min(700.0, left[0])) + math.exp(min(700.0, right[0]))) * (1 + self.h * (13 + max(cells.fall, 0.0)))
+        self.lost = (strip + outside + ends) * 1.0001
 
-    def fill(self):
-        "Evaluate the integrand at the nodes."
-        steps, y = self.steps, self.h * np.arange(self.first, self.first + self.count)
-        ratio, cut, r = steps.log_ratio(y), steps.log_cut(y)[0], steps.sampled(y)
-        weight = self.h * np.exp(-y * y / 2 - _log_root + self.power * ratio + cut - self.scale)
-        total = float(weight.sum())
-        self.weight, self.loss = weight / total, -ratio if steps.swapped else ratio
-        self.log_moment = math.log(total) + self.scale
-        offset = 0.0 if steps.q <= 0.5 or steps.q == 1 else 1 + abs(math.log1p(-steps.q))
-        off = ulp * (16 * np.abs(ratio) + 8 * r * (np.abs(y) / steps.noise + 0.5 / steps.noise**2 + 1 + abs(math.log(steps.q))) + 8 * offset)
-        sums = 3 * (min(self.count, _block) + math.ceil(self.count / _block)) + 32
-        still = float(self.weight @ (abs(self.power) * (off + 2 * ulp * np.abs(ratio)) + ulp * (4 * y * y + 64 * np.abs(cut) + 16)))
-        self.errors = self.lost / total + still + ulp * sums, float(self.weight @ (off + 4 * ulp * np.abs(ratio)))
-        self.log_rounding = ulp * 4 * (abs(math.log(total)) + abs(self.scale) + 1)
-        return self
+    def _choose(self, cells, end, accuracy):
+        "Set line and step; log of the bound on |f| in the strip, and 2 pi times its half width over the step."
+        thetas = min(math.pi / 2, 12 / cells.steps.noise) * 2.0 ** -np.arange(0, 6 if end > 0 else 3, 0.75)
+        target = math.log(float(cells.mass.sum())) + math.log(accuracy) - 1
+        around, above = _strips(cells, thetas, end), _strips(cells, thetas, 0.0) if end > 0 else np.full(len(thetas), math.inf)
+        half = np.concatenate([thetas, thetas / 2]) * cells.steps.noise
+        size = np.concatenate([around, above])
+        h = np.minimum(0.5, 2 * math.pi * half / np.maximum(size - target, 1.0))
+        best = int(h.argmax())
+        unit = 2.0 ** (math.floor(math.log2(h[best])) - 4)
+        self.h = unit * math.floor(h[best] / unit)
+        self.theta = 0.0 if best < len(thetas) else float(thetas[best - len(thetas)]) / 2
+        return float(size[best]), 2 * math.pi * half[best] / self.h
 
-    def error(self, t):
-        "Bound on the error of phi(t)."
-        return self.errors[0] + self.errors[1] * t
+# %% ../nbs/contour.ipynb #ba306da4
+def _fill(self):
+    "Evaluate the integrand at the nodes."
+    steps, y = self.steps, self.h * np.arange(self.first, self.first + self.count)
+    ratio, log = _log_integrand(steps, y, self.theta, self.power)
+    weight = self.h * np.exp(log - self.scale)
+    total = float(weight.sum().real)
+    self.weight, self.ratio, size = weight / total, ratio, np.abs(weight) / total
+    self.log_moment = math.log(total) + self.scale
+    offset = 0.0 if steps.q <= 0.5 or steps.q == 1 else 1 + abs(math.log1p(-steps.q))
+    off = 8 * steps.sampled(y) * (np.abs(y) / steps.noise + 0.5 / steps.noise**2 + 1 + abs(math.log(steps.q))) + 8 * offset
+    off = ulp * (16 * np.abs(ratio) + off) * (1 if self.theta == 0 else 2)
+    cut = (steps.cut - y) / steps.cut_width
+    cut = np.where(cut < 10, 2000.0, 8.0) if self.theta > 0 else 64 * np.abs(steps.log_cut(y)[0])
+    sums = 3 * (min(self.count, _block) + math.ceil(self.count / _block)) + 32
+    still = float(size @ (abs(self.power) * (off + 2 * ulp * np.abs(ratio)) + ulp * (4 * y * y + cut + 16)))
+    self.errors = self.lost / total + still + ulp * sums * float(size.sum()), float(size @ (off + 4 * ulp * np.abs(ratio)))
+    self.log_rounding = ulp * 4 * (abs(math.log(total)) + abs(self.scale) + 1)
+    return self
 
-    def phi(self, step, count):
-        "The tilted characteristic function at 0, step, 2 step, ...: products of two short tables of phases."
-        fast = count if count <= 48 else math.isqrt(count - 1) + 1
-        slow, total = -(-count // fast), 0.0
-        for start in range(0, self.count, _block):
-            loss, weight = self.loss[start:start + _block], self.weight[start:start + _block]
-            table = np.exp(1j * (step * np.arange(fast))[:, None] * loss)
-            total = total + table @ (np.exp(1j * loss[:, None] * (step * fast * np.arange(slow))) * weight[:, None])
-        return total.T.ravel()[:count]
+
+def _error(self, t):
+    "Bound on the error of phi(t)."
+    return self.errors[0] + self.errors[1] * t
+
+
+def _phi(self, step, count):
+    "The tilted characteristic function at 0, step, 2 step, ...: products of two short tables of powers."
+    fast = count if count <= 48 else math.isqrt(count - 1) + 1
+    slow, total = -(-count // fast), 0.0
+    for start in range(0, self.count, _block):
+        ratio, weight = self.ratio[start:start + _block], self.weight[start:start + _block]
+        table = np.exp(1j * (step * np.arange(fast))[:, None] * ratio)
+        total = total + table @ (np.exp(1j * ratio[:, None] * (step * fast * np.arange(slow))) * weight[:, None])
+    total = total.T.ravel()[:count]
+    return total.conj() if self.steps.swapped else total
+
+
+_Nodes.fill, _Nodes.error, _Nodes.phi = _fill, _error, _phi
 
 # %% ../nbs/contour.ipynb #7584bdbf
 def _cumulants(kinds, tilts, tail=0.0):
