@@ -428,7 +428,7 @@ def _reach(side, smallest):
 def _known(side, epsilon, tolerance, smallest):
     "Lower and upper bounds on delta at an ascending array of epsilons, composed until they are close, relative to `smallest` at least, or no closer."
     if not side.single:
-        for _ in range(6):
+        for _ in range(40):  # a grid serves the whole range, a contour the neighbourhood of a point
             low, high = side.delta(epsilon)
             far = np.flatnonzero(high - low > tolerance * np.maximum(high, smallest))
             if len(far) == 0:
