@@ -105,13 +105,13 @@ def train(
     "Train an ensemble of patient models on a cohort."
     from databloom.core import check_number
     from databloom.sepsis_ensemble import baselines, evaluate as measure, fit_preprocessor, save_ensemble, train_ensemble
-    from databloom.sepsis_privacy import Ledger
+    from databloom.sepsis_privacy import EnsembleLedger
 
     share = check_number("dev", dev, 0.0, 1.0, open_low=True, open_high=True)
     folder = Path(out)
     if (folder / "ledger.json").exists():
         raise FileExistsError(f"{folder} holds a model with a ledger; choose another folder")
-    Ledger(budget, delta)  # bad numbers are refused before any work
+    EnsembleLedger(budget, delta)  # bad numbers are refused before any work
     data = read_cohort(cohort, sets)
     training, development = data.split((1 - share, share), random_state=seed)
     prep = fit_preprocessor(training, public=not fit, step=step)
@@ -121,7 +121,7 @@ def train(
     public = {} if not fit else {"preprocessing": "NOT public: standardised by the training part"}
     if members != "all":
         public["members"] = "NOT public: grown on a development set; private answers are refused"
-    Ledger(budget, delta, folder / "ledger.json", public)
+    EnsembleLedger(budget, delta, folder / "ledger.json", public)
     values = ensemble.predict(dev_stays)
     found = measure(dev_stays, {"ensemble": _predictor(ensemble, values), **baselines(dev_stays)}, draws=50)
     notes = (f"{ensemble!r}", "measured on the development stays, on which threshold and members were chosen", f"severity: {dev_stays.severity}")
@@ -225,14 +225,14 @@ def audit(
 ):
     "Attack a model's true members, calibrated, with controls; and audit a release of its members in one run."
     from databloom.sepsis_ensemble import load_ensemble
-    from databloom.sepsis_privacy import Ledger, attack_ensemble, audit_members
+    from databloom.sepsis_privacy import EnsembleLedger, attack_ensemble, audit_members
 
     ensemble = load_ensemble(model)
     inside = ensemble.prep(read_cohort(members, sets))
     outside = inside if Path(nonmembers) == Path(members) else ensemble.prep(read_cohort(nonmembers, sets))
     found = attack_ensemble(ensemble, inside, outside, random_state=seed)
     one_run = audit_members(ensemble, inside, noise=noise, random_state=seed)
-    ledger = Ledger(path=Path(model) / "ledger.json") if (Path(model) / "ledger.json").is_file() else Ledger()
+    ledger = EnsembleLedger(path=Path(model) / "ledger.json") if (Path(model) / "ledger.json").is_file() else EnsembleLedger()
     data = {"attacks": {name: m.to_dict() for name, m in found.items()}, "one_run": {k: one_run[k] for k in ("epsilon", "lower", "noise", "candidates")}, "epsilon_spent": ledger.epsilon(), "assumptions": list(ledger.assumptions)}
     rows = [{"attack": n, "AUC": f"{m.auc:.4f} [{m.auc_low:.4f}, {m.auc_high:.4f}]", "advantage": f"{m.advantage:.4f}",
              "TPR at 1 % FPR": f"{m.tpr:.4f} [{m.tpr_low:.4f}, {m.tpr_high:.4f}]", "members": m.members, "non-members": m.nonmembers} for n, m in found.items()]

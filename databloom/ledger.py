@@ -9,7 +9,7 @@ __all__ = ['BudgetExceeded', 'Ledger', 'load_ledger', 'renyi_budget', 'best_orde
 # %% ../nbs/ledger.ipynb #573a9511
 import json
 import math
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from .answers import delta_bounds
 from .black_boxes import RenyiBox
 from .certificates import Certificate, certificate_of, describe, mechanism_of
 from .connect_the_dots import EpsilonBounds, epsilon_bounds
-from .core import check_array, check_count, check_number, check_probability, plain, refuse, whole_file
+from .core import check_array, check_count, check_number, check_probability, file_lock, plain, refuse, whole_file
 from .mechanisms import Gaussian, Laplace, Pair, PoissonSubsampled
 
 # %% ../nbs/ledger.ipynb #f9288268
@@ -189,18 +189,8 @@ def _ledger_read(self):
     self.budget, self.delta, self.entries = budget, delta, entries
 
 # %% ../nbs/ledger.ipynb #b4343e21
-@contextmanager
 def _ledger_lock(self):
-    if self.path is None:
-        yield
-        return
-    with open(str(self.path) + ".lock", "w") as handle:
-        try:
-            import fcntl
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except ImportError:  # not on this system: one program at a time
-            pass
-        yield
+    return nullcontext() if self.path is None else file_lock(self.path)
 
 
 Ledger.certificate, Ledger.save = _ledger_certificate, _ledger_save

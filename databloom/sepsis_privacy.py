@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['neighbours', 'mechanisms', 'public_things', 'sources', 'sensitivity', 'discrete_laplace', 'discrete_gaussian',
-           'pair_of', 'BudgetSpent', 'Ledger', 'Release', 'clipped_average', 'noisy', 'release',
-           'largest_online_weight', 'capped_trust', 'local_average', 'screened', 'chosen_members', 'Alarms', 'latched',
-           'alarm_shares', 'private_alarms', 'tune_alarms', 'RenyiFilter', 'epsilon_of_rho', 'rho_of', 'teach',
-           'train_student', 'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors',
-           'loss_scores', 'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol',
-           'selection_control', 'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
+           'pair_of', 'EnsembleLedger', 'Release', 'clipped_average', 'noisy', 'release', 'largest_online_weight',
+           'capped_trust', 'local_average', 'screened', 'chosen_members', 'Alarms', 'latched', 'alarm_shares',
+           'private_alarms', 'tune_alarms', 'MemberFilter', 'epsilon_of_rho', 'rho_of', 'teach', 'train_student',
+           'public_ridge', 'replace_target', 'teach_whole', 'whole_answers', 'stay_errors', 'loss_scores',
+           'calibrated_scores', 'likelihood_ratio_scores', 'own_predictions', 'paper_protocol', 'selection_control',
+           'audit_release', 'attack_ensemble', 'audit_members', 'Server', 'accuracy_loss']
 
 # %% ../nbs/sepsis_privacy.ipynb #9a0d7e79
 import json
 import math
 import random
 import warnings
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -25,8 +25,9 @@ import numpy as np
 
 from .connect_the_dots import epsilon_bounds
 from databloom.core import (
-    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, generator, plain, refuse, whole_file,
+    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, file_lock, generator, plain, refuse, whole_file,
 )
+from .ledger import BudgetExceeded
 from .mechanisms import DiscretePair, Gaussian, Laplace
 from .privacy_attacks import membership, one_run_audit
 from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts, utility_score
@@ -128,10 +129,6 @@ def pair_of(
     return _worst_pair(entry["epsilon"], entry.get("delta", 0.0))
 
 # %% ../nbs/sepsis_privacy.ipynb #c8ea2e7f
-class BudgetSpent(ValueError):
-    "A release was refused: it would exceed the budget."
-
-
 public_things = ("members", "weights", "preprocessing", "development set", "output bound")
 _stated = {
     "members": "number and identity of the members do not depend on any member's data",
@@ -142,7 +139,7 @@ _stated = {
 }
 
 
-class Ledger:
+class EnsembleLedger:
     "What was released from a set of models, and what may still be."
 
     def __init__(
@@ -197,7 +194,7 @@ def _pure(entry):
 
 
 def _ledger_charge(self, kind: str, count: int = 1, stay=None, what: str = "", **parameters):
-    "Write a release down, or raise `BudgetSpent`; the entry stands before the release is made."
+    "Write a release down, or raise `BudgetExceeded`; the entry stands before the release is made."
     entry = {"kind": kind, "count": check_count("count", count), "stay": None if stay is None else str(stay), "what": what, **parameters}
     with self._lock():
         if self.path is not None and self.path.exists():
@@ -205,13 +202,13 @@ def _ledger_charge(self, kind: str, count: int = 1, stay=None, what: str = "", *
         if self.budget < math.inf:
             spent = self.epsilon(extra=[entry])
             if spent > self.budget * (1 + 1e-12):
-                raise BudgetSpent(f"budget must cover the release, got epsilon {spent:.4g} after it against a budget of {self.budget:g} at delta {self.delta:g}")
+                raise BudgetExceeded(f"budget must cover the release, got epsilon {spent:.4g} after it against a budget of {self.budget:g} at delta {self.delta:g}")
         self.entries.append(entry)
         if self.path is not None:
             self._write()
 
 
-Ledger.epsilon, Ledger.charge = _ledger_epsilon, _ledger_charge
+EnsembleLedger.epsilon, EnsembleLedger.charge = _ledger_epsilon, _ledger_charge
 
 # %% ../nbs/sepsis_privacy.ipynb #24251633
 def _ledger_write(self):
@@ -226,24 +223,14 @@ def _ledger_read(self):
         self.budget, self.delta = float(data["budget"]), float(data["delta"])
         self.public, self.entries = dict(data["public"]), list(data["entries"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"ledger must be a file that a Ledger wrote, got {self.path.name}: {error}") from None
+        raise ValueError(f"ledger must be a file that an EnsembleLedger wrote, got {self.path.name}: {error}") from None
 
 
-@contextmanager
 def _ledger_lock(self):
-    if self.path is None:
-        yield
-        return
-    with open(self.path.with_suffix(".lock"), "w") as handle:
-        try:
-            import fcntl
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except ImportError:  # not on this system: one program at a time
-            pass
-        yield
+    return nullcontext() if self.path is None else file_lock(self.path)
 
 
-Ledger._write, Ledger._read, Ledger._lock = _ledger_write, _ledger_read, _ledger_lock
+EnsembleLedger._write, EnsembleLedger._read, EnsembleLedger._lock = _ledger_write, _ledger_read, _ledger_lock
 
 # %% ../nbs/sepsis_privacy.ipynb #542029d8
 @dataclass(frozen=True, repr=False)
@@ -314,7 +301,7 @@ def noisy(
     *,
     mechanism: str = "laplace",  # one of `mechanisms`
     noise: float,  # scale over D: Laplace scale or standard deviation
-    ledger: Ledger,  # is charged first
+    ledger: EnsembleLedger,  # is charged first
     stay=None,  # whose stay the values belong to
     what: str = "prediction",  # for the ledger
     random_state=None,  # None: the system's entropy, as it should be; a number makes a run repeatable
@@ -340,7 +327,7 @@ def release(
     B: float,  # outputs are clipped to [0, B]; a public constant
     members: int,  # the public number of members N
     epsilon: float,  # for one value (with Gaussian noise at the ledger's delta)
-    ledger: Ledger,  # holds what was released before
+    ledger: EnsembleLedger,  # holds what was released before
     mechanism: str = "laplace",  # "laplace", "gaussian", "discrete-laplace" or "discrete-gaussian"
     neighbour: str = "replace",  # "replace" or "remove" one patient
     weights=None,  # weights that are public; None: 1/N
@@ -350,8 +337,8 @@ def release(
     "Release predictions of an ensemble with noise (the paper's private weighted averaging, made honest)."
     members, epsilon = check_count("members", members), check_number("epsilon", epsilon, low=0.0, open_low=True)
     B, mechanism = check_number("B", B, low=0.0, open_low=True), check_choice("mechanism", mechanism, mechanisms)
-    if not isinstance(ledger, Ledger):
-        refuse("ledger", ledger, "a Ledger")
+    if not isinstance(ledger, EnsembleLedger):
+        refuse("ledger", ledger, "an EnsembleLedger")
     largest = None if weights is None else float(np.max(check_array("weights", weights, low=0.0, high=1.0)))
     D = sensitivity(B, members, neighbour, largest)
     average = clipped_average(outputs, B, members, weights)
@@ -484,7 +471,7 @@ def private_alarms(
     threshold: float,  # public
     D: float,  # how far one patient moves a value
     epsilon: float,  # per stay
-    ledger: Ledger,  # charged once per stay
+    ledger: EnsembleLedger,  # charged once per stay
     discrete: bool = True,  # exact integer noise; False: floating-point noise, faster, for studies
     random_state=None,  # None: the system's entropy
 ) -> Alarms:
@@ -517,7 +504,7 @@ def tune_alarms(
     def worth(bar, seed):
         if epsilon is None:
             return utility_score(stays, latched(values >= bar, stays.starts)[0])
-        made = private_alarms(values, stays.starts, threshold=bar, D=D, epsilon=epsilon, ledger=Ledger(), discrete=False, random_state=seed)
+        made = private_alarms(values, stays.starts, threshold=bar, D=D, epsilon=epsilon, ledger=EnsembleLedger(), discrete=False, random_state=seed)
         return utility_score(stays, made.alarms)
 
     values, first = check_array("values", values), int(generator(random_state).integers(2**31))
@@ -526,7 +513,7 @@ def tune_alarms(
     return float(max(bars, key=lambda bar: sum(worth(bar, seed) for seed in seeds)))
 
 # %% ../nbs/sepsis_privacy.ipynb #2a91ef2a
-class RenyiFilter:
+class MemberFilter:
     "An ensemble whose members pay individually and leave when their share is spent."
 
     def __init__(
@@ -538,7 +525,7 @@ class RenyiFilter:
         epsilon: float,  # for the lifetime
         delta: float = 1e-6,
         centre: float | None = None,  # the public constant c; None: B/2
-        ledger: Ledger | None = None,  # charged the whole share at once, if other releases share these models
+        ledger: EnsembleLedger | None = None,  # charged the whole share at once, if other releases share these models
         random_state=None,  # None: the system's entropy
     ):
         self.members, self.B = check_count("members", members), check_number("B", B, low=0.0, open_low=True)
@@ -610,7 +597,7 @@ def teach(
     B: float,  # teachers' outputs are clipped to [low, low + B]
     low: float = 0.0,  # lower end of the outputs, public
     noise: float,  # standard deviation over the sensitivity, for each label
-    ledger: Ledger,  # charged for all labels
+    ledger: EnsembleLedger,  # charged for all labels
     neighbour: str = "replace",  # "replace" or "remove" one patient
     generator_epsilon: float | None = None,  # what a private generator cost
     generator_delta: float = 0.0,
@@ -662,7 +649,7 @@ def teach_whole(
     bound: float,  # r: root mean square of a teacher's answers around the centre, public
     centre: float = 0.0,  # the public constant c
     noise: float,  # standard deviation over the sensitivity, for all labels together
-    ledger: Ledger,  # charged once
+    ledger: EnsembleLedger,  # charged once
     neighbour: str = "remove",  # "replace" or "remove" one patient
     generator_epsilon: float | None = None,  # what a private generator cost
     generator_delta: float = 0.0,
@@ -779,7 +766,7 @@ def audit_release(
     "Flip coins, release every candidate's curve once, attack, and compare with the accountant."
     rng, N = generator(random_state), len(pool)
     inside = rng.random(N) < 0.5
-    ledger, D = Ledger(delta=delta), sensitivity(B, N, "remove")
+    ledger, D = EnsembleLedger(delta=delta), sensitivity(B, N, "remove")
     curves = (pool.predict(stays, low=low, high=low + B) - low - B / 2) / N  # the attacker has the models, but not the coins
     seen = noisy(B / 2 + curves @ inside, D, mechanism="gaussian", noise=noise, ledger=ledger, random_state=rng)  # who is out counts as B/2
     scores = _guess_coins(curves, seen - B / 2, noise * D)
@@ -861,7 +848,7 @@ class Server:
         self,
         ensemble: Ensemble,
         *,
-        ledger=None,  # a Ledger, or the path of one; needed for private answers
+        ledger=None,  # an EnsembleLedger, or the path of one; needed for private answers
         private: bool = False,  # add noise and charge
         answers: str = "values",  # "values", each charged; "alarms": only whether a stay is alarmed, charged once per stay
         epsilon: float = 0.1,  # of each value, or of each stay's alarms
@@ -875,9 +862,9 @@ class Server:
         if not private:
             return
         _may_be_private(ensemble)
-        if not isinstance(ledger, Ledger) and (ledger is None or not Path(ledger).is_file()):
-            refuse("ledger", None if ledger is None else str(ledger), "a Ledger or the file of one, for private answers")
-        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(path=ledger)
+        if not isinstance(ledger, EnsembleLedger) and (ledger is None or not Path(ledger).is_file()):
+            refuse("ledger", None if ledger is None else str(ledger), "an EnsembleLedger or the file of one, for private answers")
+        self.ledger = ledger if isinstance(ledger, EnsembleLedger) else EnsembleLedger(path=ledger)
         low, high = ensemble.bounds
         self.D = sensitivity(high - low, len(ensemble.pool), largest_weight=float(np.max(ensemble.weights)))
         self.noise = _noise_for(mechanism, self.epsilon, self.ledger.delta)

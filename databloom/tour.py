@@ -264,14 +264,14 @@ def _grown(ensemble, n, dev, test, epsilon, draw):
     import numpy as np
 
     from databloom.sepsis_ensemble import tune_threshold, utility_score
-    from databloom.sepsis_privacy import Ledger, latched, private_alarms, sensitivity
+    from databloom.sepsis_privacy import EnsembleLedger, latched, private_alarms, sensitivity
 
     low, high = ensemble.bounds
     pool, D = ensemble.pool.take(np.arange(n)), sensitivity(high - low, n)
     before, values = (pool.combine(stays, None, low, high) for stays in (dev, test))
     threshold = tune_threshold(dev, _highest_yet(before, dev.starts))  # an alarm stays on, so what counts is the highest value so far
     exact = latched(values >= threshold, test.starts)[0]
-    said = [private_alarms(values, test.starts, threshold=threshold, D=D, epsilon=epsilon, ledger=Ledger(), discrete=False, random_state=draw) for _ in range(5)]
+    said = [private_alarms(values, test.starts, threshold=threshold, D=D, epsilon=epsilon, ledger=EnsembleLedger(), discrete=False, random_state=draw) for _ in range(5)]
     return {"patients": n, "epsilon per stay": epsilon, "sensitivity": D, "mean squared error": float(np.mean((values - test.y) ** 2)),
             "utility": utility_score(test, exact), "private utility": float(np.mean([utility_score(test, alarms.alarms) for alarms in said]))}
 
