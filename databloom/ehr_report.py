@@ -20,7 +20,7 @@ from .cohorts import Cohort
 from .core import Result, book_style, check_choice, check_number, check_probability, generator, need, plain, refuse, whole_file
 from .fidelity import (Features, Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, outcome, plot_cdf, plot_embedding,
                                 structural, utility)
-from .privacy_attacks import (Attacks, Closeness, Contrast, attribute_inference, closeness, contrast, holm, linkability, membership,
+from .privacy_attacks import (Attacks, Closeness, Contrast, attribute_inference, closeness, contrast, holm_adjusted, linkability, membership,
                                        membership_attacks, nearest, one_run_audit, reidentification, scaled, shadow_scores, singling_out)
 
 # %% ../nbs/ehr_report.ipynb #be14216a
@@ -359,7 +359,7 @@ def _privacy(real, synthetic, holdout, attributes, generate, planted, level, tol
         results["shadow"] = _shadow(generate, real, holdout, tables, level, rng, confidence)
     p = {f"membership, {n}": r.p_value for n, r in results.items()} | {f"membership, {n}, tail": r.tail_p_value for n, r in results.items()}
     p |= {"copies, records": copies.p_value, "copies, nearest": near[0].p_value, "copies, near": near[1].p_value} | {n: t[1].p_value for n, t in table.items()}
-    adjusted = dict(zip(p, holm(list(p.values()))))
+    adjusted = dict(zip(p, holm_adjusted(list(p.values()))))
     power = {n: _smallest_found(attack, data, None, level / tests, seed) for n, (_, _, attack, data) in table.items()}
     attacks = Attacks(results, float(np.nanmin([v for k, v in adjusted.items() if k.startswith("membership")])), planted, found.power, level)
     answers = [_answer_membership(attacks, tolerance), _answer_copies(copies, _telling_copies(real, synthetic, holdout), near, adjusted, level, attacks, tolerance)]

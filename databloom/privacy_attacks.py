@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['attack_scores', 'clopper_pearson', 'empirical_epsilon', 'one_run_p_value', 'one_run_epsilon', 'one_run_audit',
-           'Membership', 'membership', 'holm', 'Contrast', 'contrast', 'scaled', 'nearest', 'Attacks',
+           'Membership', 'membership', 'holm_adjusted', 'Contrast', 'contrast', 'scaled', 'nearest', 'Attacks',
            'membership_attacks', 'shadow_scores', 'Closeness', 'closeness', 'same_neighbour', 'reidentification',
            'linkability', 'attribute_inference', 'singling_out']
 
@@ -324,7 +324,7 @@ def membership(
     )
 
 # %% ../nbs/privacy_attacks.ipynb #493be49d
-def holm(
+def holm_adjusted(
     p_values,  # of the hypotheses of one family; NaN where a test was not possible
 ) -> np.ndarray:  # adjusted: compare each with the level of the family
     "Holm's adjusted p-values (1979)."
@@ -458,7 +458,7 @@ def _smallest(pairs):
     for a, b in pairs:
         area, error, _ = _auc(a, b, np.arange(len(a)), np.arange(len(a), len(a) + len(b)), 0.95)
         p += [float(stats.norm.sf((area - 0.5) / error)) if error > 0 else (1.0 if area <= 0.5 else 0.0), _tail_p_value(a, b, 0.01)]
-    return float(np.nanmin(holm(p)))
+    return float(np.nanmin(holm_adjusted(p)))
 
 # %% ../nbs/privacy_attacks.ipynb #5dc538fe
 def membership_attacks(
