@@ -9,7 +9,7 @@ __all__ = ['p_value_methods', 'test_procedures', 'preferences', 'hoeffding_p_val
            'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'p_value', 'upper_bound', 'bonferroni',
            'holm', 'fixed_sequence', 'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order',
            'difference_losses', 'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan',
-           'check_setting_order', 'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
+           'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
 
 # %% ../nbs/03_ltt_calibration.ipynb #e2100caa
 import math
