@@ -224,10 +224,10 @@ class Verification(Result):
     confirmed: bool  # whether the new bounds lie within the claimed ones
     reason: str  # in words
     lower: float | None  # the new bounds
-    upper: float
-    claimed_lower: float | None
-    claimed_upper: float
-    delta: float
+    upper: float  # of epsilon
+    claimed_lower: float | None  # the bounds that the certificate claims
+    claimed_upper: float  # of epsilon
+    delta: float  # slack probability
 
     def __bool__(self):
         return self.confirmed

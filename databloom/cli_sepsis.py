@@ -116,7 +116,7 @@ def train(
     training, development = data.split((1 - share, share), random_state=seed)
     prep = fit_preprocessor(training, public=not fit, step=step)
     train_stays, dev_stays = prep(training), prep(development)
-    ensemble = train_ensemble(prep, train_stays, dev_stays, target=target, members=members, units=units, ridge=ridge, seed=seed)
+    ensemble = train_ensemble(prep, train_stays, dev_stays, target=target, members=members, units=units, ridge=ridge, random_state=seed)
     save_ensemble(ensemble, folder)
     public = {} if not fit else {"preprocessing": "NOT public: standardised by the training part"}
     if members != "all":

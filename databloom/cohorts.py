@@ -56,14 +56,20 @@ class Schema(Result):
         "The names of one table's columns, without id and time."
         return [column.name for column in getattr(self, check_choice("table", table, ("static", "temporal")))]
 
-    def table_of(self, name: str) -> str:
+    def table_of(
+        self,
+        name: str,  # of a column
+    ) -> str:  # "static" or "temporal"
         "The table a column stands in."
         for table in ("static", "temporal"):
             if name in self.names(table):
                 return table
         refuse("column", name, "one of " + ", ".join(self.names("static") + self.names("temporal")))
 
-    def kind_of(self, name: str) -> str:
+    def kind_of(
+        self,
+        name: str,  # of a column
+    ) -> str:
         "The kind of a column."
         return {column.name: column.kind for column in getattr(self, self.table_of(name))}[name]
 

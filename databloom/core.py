@@ -373,7 +373,10 @@ def html_page(
 class Quoted:
     "What a cell of a notebook printed and drew when it was last run."
 
-    def __init__(self, outputs):
+    def __init__(
+        self,
+        outputs,  # of a code cell, as the notebook's JSON has them
+    ):
         data = [output.get("data", {}) for output in outputs]
         join = lambda text: text if isinstance(text, str) else "".join(text)
         self.text = "".join(join(o.get("text") or o.get("data", {}).get("text/plain", "")) for o in outputs if "image/png" not in o.get("data", {})).strip()

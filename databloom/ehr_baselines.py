@@ -160,7 +160,7 @@ class SequenceGan:
         hidden: int = 48,  # width of the networks
         noise: int = 16,  # noise numbers a step
         batch: int = 64,  # patients a step
-        random_state: int = 0,
+        random_state: int = 0,  # seed of the training
     ):
         self.kind, self.steps = check_choice("kind", kind, baselines), check_count("steps", steps)
         self.seconds = None if seconds is None else check_number("seconds", seconds, 0.0, open_low=True)
@@ -202,7 +202,11 @@ def _train(self: SequenceGan, x, y):
 
 
 @patch_to(SequenceGan)
-def sample(self: SequenceGan, n: int, random_state=None) -> Cohort:
+def sample(
+    self: SequenceGan,
+    n: int,  # how many patients
+    random_state=None,  # None: other patients at every call
+) -> Cohort:
     "Draw patients; nothing is missing in them, since the model does not know of it."
     if self.create is None:
         raise ValueError("the model must be fitted before it can sample: call fit(cohort)")

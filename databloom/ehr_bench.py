@@ -88,15 +88,15 @@ class Bench:
     holdout: Cohort  # as many patients of the same law, never seen
     second: Cohort  # the rest of set-a: a second real sample
     test: Cohort  # set-b, for utility only: a shifted law
-    seed: int  # of the permutation of set-a
+    random_state: int  # of the permutation of set-a
 
     def __repr__(self):
         parts = ", ".join(f"{name} {len(getattr(self, name)):,}" for name in ("training", "holdout", "second", "test"))
-        return f"Bench(seed {self.seed}: {parts} patients)"
+        return f"Bench(seed {self.random_state}: {parts} patients)"
 
 # %% ../nbs/ehr_bench.ipynb #17395ada
 def physionet2012_bench(
-    seed: int = 0,  # 0, 1 and 2 in this book
+    random_state: int = 0,  # 0, 1 and 2 in this book
     source=None,  # a folder in the official or the compact layout; None: DATABLOOM_DATA/icu
     n: int = 1500,  # patients in training, and in holdout
 ) -> Bench:
@@ -104,9 +104,9 @@ def physionet2012_bench(
     cohort, sets = _bench_cohort(*physionet2012_tables(_bench_folder(source)))
     ids = np.sort(cohort.ids[sets == "a"])
     check_count("n", n, high=(len(ids) - 1) // 2)
-    check_count("seed", seed, low=0)
+    check_count("random_state", random_state, low=0)
     if not (sets == "b").any():
         refuse("source", str(source), "a folder with set-a and set-b")
-    dealt = np.random.default_rng(seed).permutation(ids)
+    dealt = np.random.default_rng(random_state).permutation(ids)
     parts = (dealt[:n], dealt[n:2 * n], dealt[2 * n:], cohort.ids[sets == "b"])
-    return Bench(*(cohort.select(part) for part in parts), seed)
+    return Bench(*(cohort.select(part) for part in parts), random_state)

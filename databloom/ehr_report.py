@@ -42,10 +42,10 @@ tolerances = {
 @dataclass(frozen=True)
 class Answer(Result):
     "One question, its verdict and the reason in a sentence."
-    name: str
-    question: str
-    verdict: str
-    reason: str
+    name: str  # a word for the question
+    question: str  # in a sentence
+    verdict: str  # one of `verdicts`
+    reason: str  # in a sentence, with its numbers
 
     def __str__(self):
         return f"{self.name}: {self.verdict}. {self.reason}"
@@ -276,24 +276,24 @@ def _shadow(generate, real, holdout, tables, level, rng, confidence):
 @dataclass(frozen=True)
 class Report(Result):
     "Verdicts on a synthetic cohort, with everything they rest on."
-    verdict: str
-    reason: str
+    verdict: str  # of the whole: the worst that decides
+    reason: str  # in a sentence
     answers: tuple  # of Answer, one a question
     patients: dict  # real, synthetic, holdout, test
-    fidelity: Fidelity
-    utility: Utility | None
-    membership: Attacks
+    fidelity: Fidelity  # columns and structure
+    utility: Utility | None  # models for the outcome; None where not asked
+    membership: Attacks  # attacks with their power
     closeness: tuple  # of Closeness: all records, near copies
     copies: Contrast  # whole records
     attacks: dict  # name -> Contrast
     p_values: dict  # privacy tests, adjusted by Holm
     power: dict  # attack -> smallest planted share that is flagged, or None
     one_run_epsilon: float  # proved by the membership scores, were membership decided by a coin
-    subgroups: tuple
-    notes: tuple
-    level: float
-    tolerance: dict
-    seconds: float
+    subgroups: tuple  # of dicts: fidelity within each subgroup
+    notes: tuple  # what the reader should know beside
+    level: float  # error probability of the whole report
+    tolerance: dict  # the limits that were applied
+    seconds: float  # what the report took
     figures: dict = field(repr=False, default_factory=dict)  # name -> PNG
 
     def __getitem__(self, name) -> Answer:

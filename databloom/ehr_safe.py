@@ -602,7 +602,7 @@ class EhrSettings:
     epochs: int | None = None  # passes of the encoder-decoder over the patients; None: as many as make 1.2 million rows, at least 3 and at most 40
     batch: int = 64  # patients a step
     rate: float = 4e-3  # learning rate of the encoder-decoder
-    dropout: float = 0.15
+    dropout: float = 0.15  # share of the units left out in training
     decay: float = 0.02  # weight decay
     gan_steps: int = 200  # steps of the latent generator
     critic_steps: int = 3  # steps of the critic for each
@@ -867,9 +867,9 @@ def _copy(module):
 class Range:
     "A column's values stay between two numbers."
 
-    column: str
-    low: float = -math.inf
-    high: float = math.inf
+    column: str  # its name
+    low: float = -math.inf  # smallest value
+    high: float = math.inf  # largest value
 
 
 @dataclass(frozen=True)
@@ -888,8 +888,8 @@ class Ordered:
 class Monotone:
     "Within a patient the column never falls (or never rises)."
 
-    column: str
-    rising: bool = True
+    column: str  # its name
+    rising: bool = True  # False: it never rises
 
 
 _constraint_kinds = {"Range": Range, "Ordered": Ordered, "Monotone": Monotone}
@@ -1516,7 +1516,7 @@ def save(
 def load_ehr_safe(
     folder,  # a folder written by `EhrSafe.save`
     device: str | None = None,  # "cpu" or "cuda"; None: CUDA when there
-    progress: bool = True,
+    progress: bool = True,  # as in `EhrSafe`
 ) -> EhrSafe:
     "Read a model from its folder."
     folder = Path(folder)

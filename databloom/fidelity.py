@@ -323,12 +323,12 @@ structural = ("correlation", "lag-1", "pattern", "association")
 @dataclass(frozen=True)
 class Fidelity(Result):
     "A synthetic cohort measured against a real one, every number beside its real-against-real envelope."
-    patients: int
-    synthetic_patients: int
+    patients: int  # real ones
+    synthetic_patients: int  # as many as were judged
     measures: tuple  # of dicts: group, feature, value, typical, low, high, inside, p_value
     summary: tuple  # of dicts: group, mean, max, typical, high, p_value; for structure also no_structure, kept
-    level: float
-    permutations: int
+    level: float  # family-wise error level of the p-values
+    permutations: int  # labellings behind the p-values
 
     def to_frame(self):
         "One line a measure, as a DataFrame."
@@ -338,7 +338,10 @@ class Fidelity(Result):
         "One line a group, as a DataFrame."
         return pd.DataFrame(list(self.summary))
 
-    def group(self, name) -> dict:
+    def group(
+        self,
+        name,  # such as "ks"
+    ) -> dict:
         "The summary line of one group, or an empty dict."
         return next((line for line in self.summary if line["group"] == name), {})
 
@@ -727,13 +730,13 @@ def resampled_auc(
 @dataclass(frozen=True)
 class Utility(Result):
     "Models trained on real and on synthetic patients, tested on the same real ones."
-    outcome: str
+    outcome: str  # the column that is predicted
     rates: dict  # outcome rate in real, synthetic and test patients
     trained_on: dict  # patients used: real, synthetic
-    tested_on: int
+    tested_on: int  # patients in the test
     models: tuple  # of dicts: model, real, synthetic, gap, low, high (gap: real - synthetic AUC)
-    confidence: float
-    note: str = ""
+    confidence: float  # of the intervals
+    note: str = ""  # why models are missing, if they are
 
     @property
     def best_gap(self) -> dict:

@@ -119,7 +119,11 @@ def _ledger_spend(
     return bounds
 
 
-def _ledger_allows(self, mechanism, steps: int = 1) -> bool:
+def _ledger_allows(
+    self,
+    mechanism,  # a `Pair`, or a mapping that describes one
+    steps: int = 1,  # how many times it would run
+) -> bool:
     "Whether a release would stay within the budget; nothing is written down."
     return _ledger_bounds(self, [_ledger_entry(mechanism, steps, "")]).upper <= self.budget
 
@@ -350,6 +354,7 @@ def _personal_costs(ratio, q, order):
 
 # %% ../nbs/ledger.ipynb #8073a264
 def _closed(self, *_, **__):
+    "Closed: raises `PrivateContents`."
     raise PrivateContents("a personal ledger is never written down: what each person has spent depends on that person's data; publish public() instead")
 
 

@@ -56,7 +56,10 @@ class Pair:
         p, q, relative = self.masses(edges)
         return Cells(q, p - q, p + q, relative)
 
-    def certain(self, swapped=False):
+    def certain(
+        self,
+        swapped=False,  # under Q of the pair (Q, P) instead
+    ):
         "The probability of an infinite loss."
         return 0.0
 

@@ -541,7 +541,10 @@ def self_compose(
 
 
 @patch_to(PLD)
-def compose_with(self, other: PLD) -> PLD:
+def compose_with(
+    self,
+    other: PLD,  # of the second algorithm
+) -> PLD:
     "This algorithm and another one, on the same step and bound."
     return compose([(self, 1), (other, 1)])
 

@@ -234,24 +234,24 @@ def one_run_audit(
 @dataclass(frozen=True)
 class Membership(Result):
     "What an attack's scores say about membership; every interval is by patient."
-    members: int
-    nonmembers: int
-    patients: int
-    auc: float
-    auc_low: float
-    auc_high: float
+    members: int  # how many scores of members
+    nonmembers: int  # and of others
+    patients: int  # people behind the scores
+    auc: float  # area under the ROC curve: 0.5 knows nothing
+    auc_low: float  # lower end of its interval
+    auc_high: float  # upper end
     p_value: float  # one-sided, AUC above one half
-    advantage: float
-    advantage_low: float
-    advantage_high: float
-    fpr: float
-    tpr: float
-    tpr_low: float
-    tpr_high: float
+    advantage: float  # largest true- minus false-positive rate
+    advantage_low: float  # lower end of its interval
+    advantage_high: float  # upper end
+    fpr: float  # false-positive rate at which `tpr` stands
+    tpr: float  # true-positive rate there
+    tpr_low: float  # lower end of its interval
+    tpr_high: float  # upper end
     tail_p_value: float  # members among the highest scores; NaN when patients repeat
     epsilon_low: float  # proved at `delta`, were the scores independent
-    delta: float
-    confidence: float
+    delta: float  # slack probability of `epsilon_low`
+    confidence: float  # of every interval
     roc: tuple = field(repr=False, default=((), ()))  # false- and true-positive rates, thinned
 
     def __str__(self):
@@ -261,7 +261,11 @@ class Membership(Result):
             f"({self.members:,} members, {self.nonmembers:,} non-members, {self.patients:,} patients)"
         )
 
-    def plot(self, ax=None, label=None):
+    def plot(
+        self,
+        ax=None,  # matplotlib axes; new ones by default
+        label=None,  # of the curve
+    ):
         "ROC on logarithmic axes beside the diagonal of an attack that knows nothing."
         with book_style() as plt:
             ax = ax or plt.subplots()[1]
@@ -338,16 +342,16 @@ def holm_adjusted(
 @dataclass(frozen=True)
 class Contrast(Result):
     "An attack's success on victims beside the same attack on a control."
-    name: str
-    attempts: int
-    control_attempts: int
-    rate: float
-    control_rate: float
-    difference: float
-    low: float
-    high: float
+    name: str  # of the attack
+    attempts: int  # on victims
+    control_attempts: int  # on the control
+    rate: float  # of success on victims
+    control_rate: float  # of success on the control
+    difference: float  # of the two rates
+    low: float  # lower end of its interval
+    high: float  # upper end
     p_value: float  # one-sided: more success on victims than on the control
-    confidence: float
+    confidence: float  # of the interval
 
     def __str__(self):
         return (f"{self.name}: {self.rate:.4f} against {self.control_rate:.4f} in the control, "
@@ -438,7 +442,7 @@ class Attacks(Result):
     p_value: float  # smallest after Holm over attacks and over AUC and tail
     planted: float  # share of the training patients copied in the power check
     power: float  # share of the plantings that were flagged
-    level: float
+    level: float  # error level of the family
 
     @property
     def flagged(self) -> bool:
@@ -535,15 +539,15 @@ def shadow_scores(
 @dataclass(frozen=True)
 class Closeness(Result):
     "Where the nearest real neighbours of synthetic records lie."
-    name: str
+    name: str  # which records
     records: int  # synthetic records that point (within the radius)
     share: float  # of the pointers that land on training patients
     expected: float  # were training patients nothing special
-    low: float
-    high: float
+    low: float  # lower end of the share's interval
+    high: float  # upper end
     p_value: float  # one-sided, by permuting the labels of real patients
-    radius: float
-    confidence: float
+    radius: float  # how near a neighbour must be
+    confidence: float  # of the interval
 
     def __str__(self):
         return f"{self.name}: {self.share:.4f} [{self.low:.4f}, {self.high:.4f}] of {self.records:,} point to training patients, {self.expected:.4f} expected, p = {self.p_value:.3g}"

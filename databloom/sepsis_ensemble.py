@@ -362,7 +362,7 @@ class Growth(Result):
     members: tuple  # positions of the models, in the order they were taken
     errors: tuple  # MSE after each
     reasons: tuple  # for each model of the pool, why it was taken or left
-    rule: str
+    rule: str  # how it was grown, one of `growing_rules`
 
     def __repr__(self):
         return f"{self.rule}: {len(self.members)} of {len(self.reasons)} models, MSE {self.errors[0]:.4f} -> {self.errors[-1]:.4f}"
@@ -569,12 +569,12 @@ class Reservoir(Result):
     inputs: int  # features of a row
     units: int = 64  # recurrent units
     leak: float = 0.3  # rho of equation (7)
-    seed: int = 0  # of the random weights
+    random_state: int = 0  # of the random weights
     whitener: np.ndarray | None = None  # matrix that the features are multiplied by
     centre: np.ndarray | None = None  # subtracted before
 
     def __repr__(self):
-        return f"Reservoir of {self.units} units on {self.inputs} inputs, seed {self.seed}{', whitened' if self.whitener is not None else ''}"
+        return f"Reservoir of {self.units} units on {self.inputs} inputs, seed {self.random_state}{', whitened' if self.whitener is not None else ''}"
 
     @property
     def size(self) -> int:
@@ -586,7 +586,7 @@ class Reservoir(Result):
 
 
 def _random_weights(reservoir):
-    rng = np.random.default_rng(reservoir.seed)
+    rng = np.random.default_rng(reservoir.random_state)
     k, units = reservoir.inputs, reservoir.units
     W = rng.normal(size=(k, units)) / math.sqrt(k)
     U = rng.normal(size=(units, units)) * 0.6 / math.sqrt(max(units, 1))
@@ -696,7 +696,7 @@ class Pool:
 class ReadoutPool(Pool):
     "Personal readouts of shared random features."
 
-    reservoir: Reservoir
+    reservoir: Reservoir  # the features that all share
     readouts: np.ndarray  # shape (models, size)
     centre: float  # the public constant c
     ids: np.ndarray  # whose models they are
@@ -711,7 +711,13 @@ class ReadoutPool(Pool):
         "The pool of these models."
         return replace(self, readouts=self.readouts[models], ids=self.ids[models])
 
-    def combine(self, stays, weights=None, low=-math.inf, high=math.inf):
+    def combine(
+        self,
+        stays: Stays,  # any stays
+        weights=None,  # a weight per model; None: uniform
+        low: float = -math.inf,  # clip outputs from below
+        high: float = math.inf,  # clip outputs from above
+    ) -> np.ndarray:  # shape (rows,)
         "The weighted average of clipped predictions (the random features are computed once)."
         weights = np.full(len(self), 1 / len(self)) if weights is None else check_array("weights", weights)
         models, states = np.flatnonzero(weights), self.reservoir(stays)
@@ -730,7 +736,7 @@ targets = ("severity", "label", "utility")
 
 # %% ../nbs/05_sepsis_ensemble.ipynb #c6ddaaa4
 def target_of(
-    stays: Stays,
+    stays: Stays,  # with severity and label
     target: str = "severity",  # "severity"; "label"; "utility": what an alarm is worth, kept within [-0.5, 2]
 ) -> np.ndarray:  # shape (rows,)
     "What a model is trained to predict."
@@ -818,7 +824,7 @@ class LSTMPool(Pool):
     "A small LSTM for each patient, their weights stacked."
 
     parameters: tuple  # input, recurrent, bias, readout and offset arrays, first dimension the model
-    ids: np.ndarray
+    ids: np.ndarray  # whose models they are
 
     def __repr__(self):
         return f"LSTMPool of {len(self):,} models with {self.parameters[1].shape[1]} units"
@@ -900,7 +906,7 @@ class RegressorPool(Pool):
     "Personal models of any kind."
 
     models: tuple  # fitted, each with predict(rows) -> numbers
-    ids: np.ndarray
+    ids: np.ndarray  # whose models they are
 
     def __repr__(self):
         return f"RegressorPool of {len(self):,} models, such as {self.models[0]!r}"
@@ -936,9 +942,9 @@ class FullLSTM(Pool):
     "One LSTM for all patients."
 
     state: dict  # the net's arrays by name
-    hidden: int
+    hidden: int  # units
     history: tuple  # MSE on the development set after each epoch
-    ids: tuple = ("all",)
+    ids: tuple = ("all",)  # one model, of all patients
 
     def __repr__(self):
         return f"FullLSTM with {self.hidden} units: development MSE {min(self.history):.4f} in epoch {int(np.argmin(self.history)) + 1} of {len(self.history)}"
@@ -1139,11 +1145,11 @@ class Evaluation(Result):
 
     values: dict  # predictor -> measure -> (value, low, high)
     differences: dict  # predictor -> measure -> (value minus the first predictor's, low, high)
-    patients: int
-    septic: int
-    confidence: float
-    draws: int
-    onset: str = "first row with a positive label"
+    patients: int  # how many
+    septic: int  # how many of them
+    confidence: float  # of the intervals
+    draws: int  # of patients, for the intervals
+    onset: str = "first row with a positive label"  # which row counts as the onset
 
     def __repr__(self):
         measures, width = list(next(iter(self.values.values()))), max(map(len, self.values))
@@ -1277,7 +1283,11 @@ class Reliability(Result):
     def __repr__(self):
         return f"calibration error {self.error:.4f}, Brier score {self.brier:.4f}, {len(self.said)} bins"
 
-    def plot(self, ax=None, label=None):
+    def plot(
+        self,
+        ax=None,  # matplotlib axes; new ones by default
+        label=None,  # of the curve
+    ):
         "Said against seen."
         with book_style() as plt:
             ax = ax or plt.subplots()[1]
@@ -1327,8 +1337,8 @@ bounds = {"severity": (0.0, 4.0), "label": (0.0, 1.0), "utility": (-0.5, 2.0)}  
 class Ensemble(Result):
     "Personal models, how they are combined, and what was chosen with them."
 
-    prep: Preprocessor
-    pool: ReadoutPool
+    prep: Preprocessor  # makes stays of a cohort
+    pool: ReadoutPool  # the personal models
     weights: np.ndarray  # one per model, summing to one
     target: str = "severity"  # one of `targets`
     threshold: float = 2.0  # alarm at or above
@@ -1345,45 +1355,54 @@ class Ensemble(Result):
         "Lowest and highest output."
         return bounds[self.target]
 
-    def predict(self, stays: Stays) -> np.ndarray:
+    def predict(
+        self,
+        stays: Stays,  # prepared by `prep`
+    ) -> np.ndarray:  # shape (rows,)
         "The ensemble's value at every row."
         return self.pool.combine(stays, self.weights, *self.bounds)
 
-    def probability(self, values) -> np.ndarray:
+    def probability(
+        self,
+        values,  # from `predict`
+    ) -> np.ndarray:
         "Values as probabilities of the sepsis label."
         return special.expit(self.curve[0] + self.curve[1] * np.asarray(values))
 
-    def alarms(self, values) -> np.ndarray:
+    def alarms(
+        self,
+        values,  # from `predict`
+    ) -> np.ndarray:
         "0/1: at or above the threshold."
         return (np.asarray(values) >= self.threshold).astype(np.int8)
 
 # %% ../nbs/05_sepsis_ensemble.ipynb #9ddd2129
 def train_ensemble(
-    prep: Preprocessor,
+    prep: Preprocessor,  # that made the stays
     train: Stays,  # a model for each of these patients
     dev: Stays,  # members, threshold and curve are chosen on these
     *,
     target: str = "severity",  # one of `targets`
     members: str = "all",  # "all", or one of `growing_rules`
     units: int = 64,  # of the reservoir
-    ridge: float = 30.0,
-    seed: int = 0,  # of the reservoir
+    ridge: float = 30.0,  # of the personal readouts
+    random_state: int = 0,  # of the reservoir
 ) -> Ensemble:
     "Train, choose, tune."
     check_choice("members", members, ("all",) + growing_rules)
-    reservoir = Reservoir(train.x.shape[1], check_count("units", units), seed=seed)
+    reservoir = Reservoir(train.x.shape[1], check_count("units", units), random_state=random_state)
     pool = train_readouts(train, reservoir=reservoir, ridge=ridge, target=target, centre=0.4 if target == "severity" else 0.02)
     weights, low, high = np.full(len(pool), 1 / len(pool)), *bounds[target]
     if members != "all":
         growth = grow(error_covariance(pool.predict(dev, low=low, high=high), target_of(dev, target)), septic=train.septic, rule=members)
         weights = np.isin(np.arange(len(pool)), growth.members) / len(growth.members)
     values = pool.combine(dev, weights, low, high)
-    history = {"train": len(train), "dev": len(dev), "units": units, "ridge": ridge, "seed": seed, "severity": train.severity}
+    history = {"train": len(train), "dev": len(dev), "units": units, "ridge": ridge, "random_state": random_state, "severity": train.severity}
     return Ensemble(prep, pool, weights, target, tune_threshold(dev, values), fit_logistic(dev.label, values), members, history)
 
 # %% ../nbs/05_sepsis_ensemble.ipynb #0de880f9
 def save_ensemble(
-    ensemble: Ensemble,
+    ensemble: Ensemble,  # from `train_ensemble`
     folder,  # made if need be
 ):
     "Write model.safetensors and model.json, each whole or not at all."
@@ -1397,7 +1416,7 @@ def save_ensemble(
     words = {
         "format": 1, "target": ensemble.target, "threshold": ensemble.threshold, "curve": list(ensemble.curve), "chosen": ensemble.chosen,
         "history": ensemble.history, "ids": [str(i) for i in pool.ids], "pool_centre": pool.centre,
-        "reservoir": {k: getattr(pool.reservoir, k) for k in ("inputs", "units", "leak", "seed")},
+        "reservoir": {k: getattr(pool.reservoir, k) for k in ("inputs", "units", "leak", "random_state")},
         "prep": {k: getattr(prep, k) for k in ("features", "step", "per_hour", "freshness", "clock", "public", "temporal")}}
     with whole_file(folder / "model.safetensors", "wb") as file:
         file.write(save({name: np.ascontiguousarray(value) for name, value in arrays.items()}))
@@ -1458,7 +1477,7 @@ def _orders(stays):
 
 # %% ../nbs/05_sepsis_ensemble.ipynb #2c497f52
 def summaries(
-    stays: Stays,
+    stays: Stays,  # any stays
     hours: int = 6,  # rows of the moving window
     names=summarised,  # variables to summarise, those that are there
 ) -> np.ndarray:  # shape (rows, columns); NaN where a variable was never measured, if freshness is known

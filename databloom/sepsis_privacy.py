@@ -60,32 +60,32 @@ def _exp_coin(rng, x):
 
 
 def discrete_laplace(
-    rng: random.Random,  # a source of integers; `random.SystemRandom()` unless a run is to be repeated
+    coins: random.Random,  # a source of integers; `random.SystemRandom()` unless a run is to be repeated
     scale: Fraction,  # t; the law is proportional to exp(-|x| / t)
 ) -> int:
     "An exact draw of discrete Laplace noise (Canonne and others 2020, algorithm 2)."
     t, s = scale.numerator, scale.denominator
     while True:
-        u = rng.randrange(t)
-        if not _exp_coin(rng, Fraction(u, t)):
+        u = coins.randrange(t)
+        if not _exp_coin(coins, Fraction(u, t)):
             continue
         v = 0
-        while _exp_coin(rng, Fraction(1)):
+        while _exp_coin(coins, Fraction(1)):
             v += 1
-        value, negative = (u + t * v) // s, rng.randrange(2)
+        value, negative = (u + t * v) // s, coins.randrange(2)
         if not (negative and value == 0):
             return -value if negative else value
 
 
 def discrete_gaussian(
-    rng: random.Random,  # a source of integers
+    coins: random.Random,  # a source of integers
     variance: Fraction,  # sigma squared; the law is proportional to exp(-x^2 / (2 sigma^2))
 ) -> int:
     "An exact draw of discrete Gaussian noise (Canonne and others 2020, algorithm 3)."
     t = math.isqrt(math.floor(variance)) + 1
     while True:
-        value = discrete_laplace(rng, Fraction(t))
-        if _exp_coin(rng, (abs(value) - variance / t) ** 2 / (2 * variance)):
+        value = discrete_laplace(coins, Fraction(t))
+        if _exp_coin(coins, (abs(value) - variance / t) ** 2 / (2 * variance)):
             return value
 
 # %% ../nbs/sepsis_privacy.ipynb #1d56047a
@@ -169,7 +169,11 @@ class EnsembleLedger:
         return f"Ledger: epsilon {self.epsilon():.4g} of {self.budget:g} spent at delta {self.delta:g}, {sum(e['count'] for e in self.entries):,} releases"
 
 # %% ../nbs/sepsis_privacy.ipynb #bef86f6c
-def _ledger_epsilon(self, stay=None, extra=()) -> float:
+def _ledger_epsilon(
+    self,
+    stay=None,  # the name of one stay; None: everything that was released
+    extra=(),  # entries to count as well, though they are not written down
+) -> float:
     "Epsilon of all entries (of one stay, if named), by composition of their pairs; an upper bound."
     chosen = [e for e in [*self.entries, *extra] if stay is None or e.get("stay") == stay]
     if not chosen:
@@ -192,7 +196,14 @@ def _pure(entry):
     return entry["epsilon"] if entry["kind"] == "pure" and not entry.get("delta") else math.inf
 
 
-def _ledger_charge(self, kind: str, count: int = 1, stay=None, what: str = "", **parameters):
+def _ledger_charge(
+    self,
+    kind: str,  # one of `mechanisms`, "pure" or "pair"
+    count: int = 1,  # how many numbers
+    stay=None,  # whose stay they belong to
+    what: str = "",  # a note
+    **parameters,  # of the kind: noise; units and scale; epsilon and delta
+):
     "Write a release down, or raise `BudgetExceeded`; the entry stands before the release is made."
     entry = {"kind": kind, "count": check_count("count", count), "stay": None if stay is None else str(stay), "what": what, **parameters}
     with self._lock():
@@ -237,15 +248,15 @@ class Release(Result):
     "Numbers that left the ensemble, and what they cost."
 
     values: np.ndarray  # shape (rows,)
-    mechanism: str
+    mechanism: str  # one of `mechanisms`
     sensitivity: float  # of each value
     scale: float  # of the noise: Laplace scale or standard deviation
     epsilon_value: float  # for one value alone
     epsilon_stay: float  # for all values of this stay so far
     epsilon_lifetime: float  # for all the ledger holds
     delta: float  # of the last two, and of the first for Gaussian noise
-    neighbour: str
-    assumptions: tuple = field(default=(), repr=False)
+    neighbour: str  # "replace" or "remove" one patient
+    assumptions: tuple = field(default=(), repr=False)  # what must hold
 
     def __repr__(self):
         return (f"{len(self.values)} values with {self.mechanism} noise of scale {self.scale:.4g}: epsilon {self.epsilon_value:.4g} per value, "
@@ -417,10 +428,10 @@ class Alarms(Result):
 
     alarms: np.ndarray  # 0/1 for each row: 1 from the first alarm on
     first: np.ndarray  # row of each stay's first alarm, -1 if none
-    epsilon_stay: float
-    epsilon_lifetime: float
-    delta: float
-    assumptions: tuple = field(default=(), repr=False)
+    epsilon_stay: float  # for one stay
+    epsilon_lifetime: float  # for all the ledger holds
+    delta: float  # of both
+    assumptions: tuple = field(default=(), repr=False)  # what must hold
 
     def __repr__(self):
         return (f"{int(np.sum(self.first >= 0))} of {len(self.first)} stays alarmed: epsilon {self.epsilon_stay:.4g} per stay, "
@@ -497,7 +508,7 @@ def tune_alarms(
     epsilon: float | None = None,  # per stay; None: no noise
     candidates: int = 60,  # quantiles of the values to try, from the upper fifth
     draws: int = 4,  # of the noise
-    random_state=0,
+    random_state=0,  # of the noise
 ) -> float:
     "The threshold whose latched alarms have the best utility on these stays, under the noise they will have."
     def worth(bar, seed):
@@ -522,7 +533,7 @@ class MemberFilter:
         B: float,  # outputs are clipped to [0, B]
         sigma: float,  # standard deviation of the noise on the average
         epsilon: float,  # for the lifetime
-        delta: float = 1e-6,
+        delta: float = 1e-6,  # slack probability
         centre: float | None = None,  # the public constant c; None: B/2
         ledger: EnsembleLedger | None = None,  # charged the whole share at once, if other releases share these models
         random_state=None,  # None: the system's entropy
@@ -555,7 +566,7 @@ class MemberFilter:
 # %% ../nbs/sepsis_privacy.ipynb #4eaa4801
 def epsilon_of_rho(
     rho: float,  # Renyi divergence of order alpha is at most alpha * rho
-    delta: float,
+    delta: float,  # slack probability
 ) -> float:
     "Epsilon of zero-concentrated privacy, the best over orders (Canonne and others 2020, proposition 12)."
     rho, alpha = check_number("rho", rho, low=0.0), 1 + np.geomspace(1e-3, 1e5, 4000)
@@ -563,8 +574,8 @@ def epsilon_of_rho(
 
 
 def rho_of(
-    epsilon: float,
-    delta: float,
+    epsilon: float,  # the promise
+    delta: float,  # slack probability
 ) -> float:
     "The largest rho that gives epsilon at delta."
     low, high = 0.0, check_number("epsilon", epsilon, low=0.0, open_low=True)
@@ -599,7 +610,7 @@ def teach(
     ledger: EnsembleLedger,  # charged for all labels
     neighbour: str = "replace",  # "replace" or "remove" one patient
     generator_epsilon: float | None = None,  # what a private generator cost
-    generator_delta: float = 0.0,
+    generator_delta: float = 0.0,  # and its slack probability
     random_state=None,  # None: the system's entropy
 ) -> np.ndarray:  # noisy labels, shape (rows,)
     "Label rows once, for a student."
@@ -651,7 +662,7 @@ def teach_whole(
     ledger: EnsembleLedger,  # charged once
     neighbour: str = "remove",  # "replace" or "remove" one patient
     generator_epsilon: float | None = None,  # what a private generator cost
-    generator_delta: float = 0.0,
+    generator_delta: float = 0.0,  # and its slack probability
     random_state=None,  # None: the system's entropy
 ) -> np.ndarray:  # noisy labels, shape (rows,)
     "Label rows once, each teacher's answers clipped as one vector."
@@ -686,13 +697,16 @@ def stay_errors(
     return np.add.reduceat((np.asarray(predicted, float) - stays.y) ** 2, stays.starts[:-1]) / np.diff(stays.starts)
 
 # %% ../nbs/sepsis_privacy.ipynb #ca10dfd8
-def loss_scores(stays: Stays, predicted) -> np.ndarray:
+def loss_scores(
+    stays: Stays,  # of the candidates
+    predicted,  # by the target, shape (rows,)
+) -> np.ndarray:
     "The paper's attack: the smaller the error, the more a member."
     return -stay_errors(stays, predicted)
 
 
 def calibrated_scores(
-    stays: Stays,
+    stays: Stays,  # of the candidates
     predicted,  # by the target, shape (rows,)
     reference,  # by models that never saw these patients, shape (rows,)
 ) -> np.ndarray:  # higher: member
@@ -701,7 +715,7 @@ def calibrated_scores(
 
 
 def likelihood_ratio_scores(
-    stays: Stays,
+    stays: Stays,  # of the candidates
     predicted,  # by the target, shape (rows,)
     references,  # by several ensembles of the target's size that never saw these patients, shape (ensembles, rows)
     own,  # by each patient's own model on the own stay, shape (rows,)
@@ -758,9 +772,9 @@ def audit_release(
     B: float,  # clipped to [low, low + B]
     low: float = 0.0,  # lower end of the outputs
     noise: float,  # Gaussian standard deviation over the sensitivity, for each value
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    random_state=0,
+    delta: float = 1e-5,  # slack probability
+    confidence: float = 0.95,  # of the lower bound
+    random_state=0,  # of coins and noise
 ) -> dict:  # the accounted epsilon, the audit's lower bound, the attack
     "Flip coins, release every candidate's curve once, attack, and compare with the accountant."
     rng, N = generator(random_state), len(pool)
@@ -774,14 +788,14 @@ def audit_release(
 
 # %% ../nbs/sepsis_privacy.ipynb #88ef95af
 def attack_ensemble(
-    ensemble: Ensemble,
+    ensemble: Ensemble,  # the target
     inside: Stays,  # stays among which are the members (ids decide)
     outside: Stays,  # stays among which are strangers of the same hospital
     *,
     references: int = 16,  # ensembles for the likelihood ratio
     prior: ReadoutPool | None = None,  # the public readout that the models started from, if any
     released=None,  # what the attacker sees of (members, strangers), two arrays; None: the values without noise
-    random_state=0,
+    random_state=0,  # of the split of strangers and of the references
 ) -> dict:  # name of the attack -> Membership
     "Attacks on true members, and the constant-predictor control."
     rng, pool = generator(random_state), ensemble.pool
@@ -813,12 +827,12 @@ def attack_ensemble(
 
 # %% ../nbs/sepsis_privacy.ipynb #68869da7
 def audit_members(
-    ensemble: Ensemble,
+    ensemble: Ensemble,  # whose patients are the candidates
     inside: Stays,  # stays among which are the patients of the pool (ids decide)
     *,
     noise: float,  # Gaussian standard deviation over the sensitivity, for each value
     most: int = 500,  # candidates, drawn from the patients of the pool
-    random_state=0,
+    random_state=0,  # of candidates, coins and noise
 ) -> dict:  # as `audit_release`, with the noise and the number of candidates
     "The audit in one run with an ensemble's own patients as candidates."
     position = {str(i): k for k, i in enumerate(ensemble.pool.ids)}
@@ -845,7 +859,7 @@ class Server:
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        ensemble: Ensemble,  # that answers
         *,
         ledger=None,  # an EnsembleLedger, or the path of one; needed for private answers
         private: bool = False,  # add noise and charge
@@ -933,7 +947,7 @@ def accuracy_loss(
     scale: float,  # of Laplace noise
     *,
     draws: int = 10,  # of the noise
-    random_state=0,
+    random_state=0,  # of the noise
 ) -> float:  # 0: nothing lost, 1: everything
     "The paper's loss of accuracy under Laplace noise, relative to what the exact values know."
     from databloom.sepsis_ensemble import auroc

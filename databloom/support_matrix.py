@@ -41,7 +41,13 @@ class SupportMatrix(Result):
     cells: tuple  # (mechanism, sampling, adjacency, group size, answer) of each
     epsilons: tuple  # the upper bound of each, None where refused
 
-    def answer(self, mechanism, sampling, adjacency, group_size=1):
+    def answer(
+        self,
+        mechanism,  # its name in the table
+        sampling,  # how batches are drawn
+        adjacency,  # which datasets are neighbours
+        group_size=1,  # records of one person
+    ):
         "What one combination gave: both, upper, or the refused argument."
         return {cell[:4]: cell[4] for cell in self.cells}[mechanism, sampling, adjacency, group_size]
 

@@ -221,7 +221,7 @@ def _sepsis(say, data, quick, seed):
 
     prep, train, dev, test, name = _stays(say, data, quick, seed)
     say(0.3, f"a model for each of {len(train):,} patients")
-    ensemble = train_ensemble(prep, train, dev, seed=seed)
+    ensemble = train_ensemble(prep, train, dev, random_state=seed)
     sizes = sorted({n for n in (10, 30, 100, 300, 1000) if n < len(train)} | {len(train)})
     draw = np.random.default_rng(seed)
     growing, costs = [], []
@@ -317,8 +317,8 @@ _works = {"accounting": _accounting, "calm": _calm, "ehr": _ehr, "sepsis": _seps
 class Tour(Result):
     "All stops of a tour."
     stops: tuple  # of Stop
-    seed: int
-    quick: bool
+    seed: int  # of every random step
+    quick: bool  # whether it was the short one
     data: str  # what the stops worked on
     seconds: dict  # stop -> seconds
 
