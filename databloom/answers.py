@@ -491,7 +491,7 @@ class TradeOff(Result):
     remove_lower: np.ndarray  # null hypothesis: the record is out; no attack has a smaller false-negative rate
     remove_upper: np.ndarray | None  # and some attack reaches this one
     add_lower: np.ndarray  # null hypothesis: the record is in
-    add_upper: np.ndarray | None
+    add_upper: np.ndarray | None  # and some attack reaches this one
     steps: int  # number of releases
     mechanism: str  # what was released
     adjacency: str  # which datasets are neighbours
@@ -605,7 +605,7 @@ def gdp_bounds(
 class AttackSuccess(Result):
     "Bounds on what the best membership attack reaches."
 
-    false_positive_rate: float
+    false_positive_rate: float  # of the attack
     lower: float | None  # some attack finds members at this rate; None where the pair is not known to be reached
     upper: float  # no attack finds members at a higher rate
     advantage_lower: float | None  # largest true- minus false-positive rate of the best attack, at least

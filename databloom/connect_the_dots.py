@@ -1172,6 +1172,7 @@ def _neighbours(adjacency, group_size):
 
 # %% ../nbs/01_connect_the_dots.ipynb #4487d1a8
 def _draw_bounds(bounds, ax=None):
+    "The interval, and where the laws that gave it put it at other deltas."
     with book_style() as plt:
         if ax is None:
             _, ax = plt.subplots()
