@@ -248,31 +248,33 @@ def _fill(self):
     off = ulp * (16 * np.abs(ratio) + off) * (1 if self.theta == 0 else 2)
     cut = (steps.cut - y) / steps.cut_width
     cut = np.where(cut < 10, 2000.0, 8.0) if self.theta > 0 else 64 * np.abs(steps.log_cut(y)[0])
-    sums = 3 * (min(self.count, _block) + math.ceil(self.count / _block)) + 32
-    still = float(size @ (abs(self.power) * (off + 2 * ulp * np.abs(ratio)) + ulp * (4 * y * y + cut + 16)))
-    self.errors = self.lost / total + still + ulp * sums * float(size.sum()), float(size @ (off + 4 * ulp * np.abs(ratio)))
-    self.log_rounding = ulp * 4 * (abs(math.log(total)) + abs(self.scale) + 1)
+    self.size, self.doubt = size, abs(self.power) * (off + 2 * ulp * np.abs(ratio)) + ulp * (4 * y * y + cut + 16)
+    self.sums = ulp * (3 * (min(self.count, _block) + math.ceil(self.count / _block)) + 32)
+    self.phase = float(size @ (off + 4 * ulp * np.abs(ratio)))
+    self.lost /= total
+    self.error = self.lost + float(size @ (self.doubt + self.sums)) + ulp * 4 * (abs(math.log(total)) + abs(self.scale) + 1)  # of log_moment
     return self
 
 
-def _error(self, t):
-    "Bound on the error of phi(t)."
-    return self.errors[0] + self.errors[1] * t
-
-
 def _phi(self, step, count):
-    "The tilted characteristic function at 0, step, 2 step, ...: products of two short tables of powers."
+    "phi(t) - 1 at 0, step, 2 step, ... and bounds on its errors, by products of two short tables of powers."
     fast = count if count <= 48 else math.isqrt(count - 1) + 1
     slow, total = -(-count // fast), 0.0
+    shift, error, error_shift = np.zeros(slow, complex), np.zeros(fast), np.zeros(slow)
     for start in range(0, self.count, _block):
-        ratio, weight = self.ratio[start:start + _block], self.weight[start:start + _block]
-        table = np.exp(1j * (step * np.arange(fast))[:, None] * ratio)
-        total = total + table @ (np.exp(1j * ratio[:, None] * (step * fast * np.arange(slow))) * weight[:, None])
-    total = total.T.ravel()[:count]
-    return total.conj() if self.steps.swapped else total
+        part = slice(start, start + _block)
+        ratio, weight, doubt = self.ratio[part], self.weight[part], self.size[part] * (self.doubt[part] + self.sums)
+        less = np.expm1(1j * (step * np.arange(fast))[:, None] * ratio)
+        turn = np.expm1(1j * ratio[:, None] * (step * fast * np.arange(slow)))
+        total = total + less @ ((turn + 1) * weight[:, None])  # exp(a + b) - 1 = (exp(a) - 1) exp(b) + exp(b) - 1
+        shift += weight @ turn
+        error, error_shift = error + np.abs(less) @ doubt, error_shift + doubt @ np.abs(turn)
+    total = (total + shift).T.ravel()[:count]
+    error = (error[:, None] + error_shift).T.ravel()[:count] + 2 * self.lost + self.phase * step * np.arange(count)
+    return total.conj() if self.steps.swapped else total, error
 
 
-_Nodes.fill, _Nodes.error, _Nodes.phi = _fill, _error, _phi
+_Nodes.fill, _Nodes.phi = _fill, _phi
 
 # %% ../nbs/contour.ipynb #7584bdbf
 def _cumulants(kinds, tilts, tail=0.0):
@@ -427,11 +429,11 @@ def _build(self, kinds, delta, accuracy, near, most_work):
     self._evaluate([one.fill() for one in nodes], step)
     self.log_rest = -_decay(layers, (self.terms - 1) * step) - math.log(math.pi * (self.terms - 1) * step)
     chernoff = [_Nodes(_Cells(steps, self.far_tilt), 0.0, 1e-5 / n).fill() for steps in kinds]
-    self.log_far = sum(one.steps.n * (one.log_moment + one.log_rounding + math.log1p(one.error(0.0))) for one in chernoff)
+    self.log_far = sum(one.steps.n * (one.log_moment + one.error) for one in chernoff)
     if not math.isfinite(self.log_far + self.log_rest + self.log_moment) or not np.isfinite(self.sum).all():
         raise ContourError("numbers too large")
 
-
+# %% ../nbs/contour.ipynb #229812e3
 def _end(layers, amount):
     "The smallest frequency beyond which the rest of the sum is small enough."
     low, high = -12.0, 40.0
@@ -449,19 +451,21 @@ def _evaluate(self, nodes, step):
     self.t = t = step * np.arange(self.terms)
     weight = step / math.pi / np.abs((self.tilt + 1j * t) * (self.tilt + 1 + 1j * t))
     weight[0] /= 2
-    log_phi, log_size, relative, self.log_moment = 0.0, 0.0, 0.0, 0.0
+    log_phi, log_size, relative, self.log_moment, self.common = 0.0, 0.0, 0.0, 0.0, 0.0
     for one in nodes:
-        n, phi, error = one.steps.n, one.phi(step, self.terms), one.error(t)
-        size = np.abs(phi)
-        log_phi = log_phi + n * (np.log(np.maximum(size, 1e-300)) + 1j * np.angle(phi))
-        log_size = log_size + n * np.log(size + error)
-        relative = relative + n * (error / (size + error) + one.log_rounding + ulp * (8 + 2 * np.abs(np.angle(phi))))
-        self.log_moment += n * one.log_moment
+        n, (less, error) = one.steps.n, one.phi(step, self.terms)
+        square = 2 * less.real + less.real**2 + less.imag**2  # |phi|^2 - 1
+        log = 0.5 * np.where(square > -0.5, np.log1p(np.maximum(square, -0.5)), np.log(np.abs(1 + less) ** 2 + 1e-300))
+        log = log + 1j * np.arctan2(less.imag, 1 + less.real)
+        size = np.exp(log.real)
+        log_phi, log_size = log_phi + n * log, log_size + n * np.log(size + error)
+        relative = relative + n * (error / (size + error) + 8 * ulp * np.abs(log))
+        self.log_moment, self.common = self.log_moment + n * one.log_moment, self.common + n * one.error
     level = self.log_moment - self.tilt * self.center
     angle = np.angle(1 / ((self.tilt + 1j * t) * (self.tilt + 1 + 1j * t)))
     self.sum = weight * np.exp(log_phi + level + 1j * (angle - t * self.center))
     self.size = weight * np.exp(log_size + level)
-    self.relative = relative + ulp * (40 + 4 * abs(self.log_moment) + 4 * (t + self.tilt) * self.center)
+    self.relative = relative + ulp * (64 + 4 * abs(self.log_moment) + 4 * (t + self.tilt) * self.center)
 
 
 Contour._build, Contour._evaluate = _build, _evaluate
@@ -490,6 +494,7 @@ def _delta(self, epsilon):
         chernoff = self.log_far - mu * e + mu * math.log(mu) - (mu + 1) * math.log1p(mu)
         excess = 1 / math.expm1(min(self.tilt * self.window, 700.0)) + np.exp(np.minimum(chernoff - math.log(math.expm1(min((mu - self.tilt) * self.window, 600.0))), 600.0))
         value = self._sums(e)[0]
+        error = error + np.abs(value) * np.expm1(min(self.common, 1.0)) * 1.01
         low, high = np.maximum(value - error - 1.01 * excess, 0.0), np.minimum(value + error + self.cut_mass, 1.0)
         low, high = np.where(np.isfinite(value) & (low < 1), low, 0.0), np.where(np.isfinite(value) & (high > 0), high, 1.0)
     return (low, high) if np.ndim(epsilon) else (float(low[0]), float(high[0]))
@@ -609,7 +614,7 @@ def contour_for(
             return best[1]
         low, high = contour.epsilon()
         width = (high - low) / high if 0 < high < math.inf else 0.0 if high == 0 else math.inf
-        best = min(best or (math.inf, None), (width, contour), key=lambda one: one[0])
+        best = (width, contour) if best is None or width < best[0] else best
         if width <= tolerance or not math.isfinite(width) or abs(0.5 * (low + high) - contour.center) * contour.tilt < 0.2:
             break
         near, accuracy = 0.5 * (low + high), max(1e-11, 0.1 * accuracy)
