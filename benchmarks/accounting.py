@@ -39,14 +39,18 @@ MEMORY_LIMIT = 8 * 2**30  # of each process: a peer's grid that does not fit end
 # What runs in the environment, one process for each measurement
 
 
-def best_of(function, repeat=7, enough=2.0):
-    "Value and best CPU seconds of a few calls, fewer when they are slow."
-    best, spent = math.inf, 0.0
+def best_of(function, repeat=7, enough=2.0, least=0.1):
+    "Value and best CPU seconds of a call; calls are timed in groups of at least `least` seconds, as the clock ticks in milliseconds."
+    best, spent, calls = math.inf, 0.0, 1
     for _ in range(repeat):
         start = time.process_time()
-        value = function()
+        for _ in range(calls):
+            value = function()
         took = time.process_time() - start
-        best, spent = min(best, took), spent + took
+        if calls == 1 and took < least:
+            calls = math.ceil(least / max(took, 2e-3))
+            continue
+        best, spent = min(best, took / calls), spent + took
         if spent > enough:
             break
     return value, best

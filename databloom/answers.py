@@ -18,6 +18,7 @@ from .black_boxes import ApproximateDP, PureDP, RenyiBox
 from databloom.connect_the_dots import (
     _at_delta_zero, _check_parts, _chernoff_epsilon, _direct, _Direction, _exact, _merge_gaussians, _methods, _neighbours, _Part, _plan, _sgd_assumptions, _sgd_pair, _staged, epsilon_bounds,
 )
+from .contour import ContourError, contour_for, dp_sgd_runs
 from .core import Result, book_style, check_array, check_count, check_number, check_probability, need, refuse
 from .pld import Cumulants, ulp
 
@@ -62,6 +63,16 @@ class _Side:
         low = max((lower.epsilon(min(1.0, delta + lost)) for _, lower, lost in self.laws), default=0.0)
         return low, min((upper.epsilon(delta) for upper, _, _ in self.laws), default=math.inf)
 
+    def draw(self, delta, tolerance, near=None):
+        "Bounds by a contour that is sharp at delta, where there is one."
+        runs = None if self.single else dp_sgd_runs(self.parts)
+        if runs is not None and 0 < delta < 1:
+            try:
+                contour = contour_for(runs, delta, self.swapped, tolerance, near)
+            except ContourError:
+                return
+            self.laws.append((contour.upper, contour.lower, 0.0))
+
     def compose(self, direction, aim):
         "One more pair of laws, for an interval of epsilon of width `aim` at the direction's delta."
         plan = _plan(direction, aim, ("direct",) if direction.failures else _methods)
@@ -95,6 +106,9 @@ def _sharpen_delta(side, epsilon, tolerance, enough=0.0):
     if direction is None:
         return
     wide = math.inf
+    known = side.delta(at)
+    if not (known[1][0] - known[0][0] <= tolerance * known[1][0] or known[1][0] <= enough):
+        side.draw(direction.delta, 0.1 * tolerance / max(direction.slope * epsilon, 1.0), epsilon or None)
     for attempt, share in enumerate(_aims):
         low, high = (float(x[0]) for x in side.delta(at))
         if high - low <= tolerance * high or high <= enough or (attempt > 3 and high - low > 0.9 * wide):
@@ -110,6 +124,9 @@ def _sharpen_delta(side, epsilon, tolerance, enough=0.0):
 
 def _sharpen_epsilon(side, delta, tolerance, enough=0.0):
     "Compose until epsilon at `delta` is known up to a relative `tolerance`, or is at most `enough`."
+    low, high = side.epsilon(delta)
+    if not (high < math.inf and (high - low <= tolerance * high or high <= enough)):
+        side.draw(delta, tolerance)
     direction, wide = _Direction(side.parts, delta, side.swapped), math.inf
     for attempt, share in enumerate(_aims):
         low, high = side.epsilon(delta)
@@ -411,7 +428,7 @@ def _reach(side, smallest):
 def _known(side, epsilon, tolerance, smallest):
     "Lower and upper bounds on delta at an ascending array of epsilons, composed until they are close, relative to `smallest` at least, or no closer."
     if not side.single:
-        for _ in range(6):
+        for _ in range(40):  # a grid serves the whole range, a contour the neighbourhood of a point
             low, high = side.delta(epsilon)
             far = np.flatnonzero(high - low > tolerance * np.maximum(high, smallest))
             if len(far) == 0:
@@ -474,7 +491,7 @@ class TradeOff(Result):
     remove_lower: np.ndarray  # null hypothesis: the record is out; no attack has a smaller false-negative rate
     remove_upper: np.ndarray | None  # and some attack reaches this one
     add_lower: np.ndarray  # null hypothesis: the record is in
-    add_upper: np.ndarray | None
+    add_upper: np.ndarray | None  # and some attack reaches this one
     steps: int  # number of releases
     mechanism: str  # what was released
     adjacency: str  # which datasets are neighbours
@@ -588,7 +605,7 @@ def gdp_bounds(
 class AttackSuccess(Result):
     "Bounds on what the best membership attack reaches."
 
-    false_positive_rate: float
+    false_positive_rate: float  # of the attack
     lower: float | None  # some attack finds members at this rate; None where the pair is not known to be reached
     upper: float  # no attack finds members at a higher rate
     advantage_lower: float | None  # largest true- minus false-positive rate of the best attack, at least

@@ -67,6 +67,7 @@ class RenyiBox:
     orders = np.zeros(0)  # orders worth trying
 
     def key(self):
+        "What two equal boxes have in common."
         return id(self)
 
 # %% ../nbs/black_boxes.ipynb #31b147d9

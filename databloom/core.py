@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['colors', 'refuse', 'check_number', 'check_probability', 'check_count', 'check_choice', 'check_array', 'need',
-           'whole_file', 'plain', 'Result', 'patch_to', 'generator', 'book_style', 'html_table', 'figure_png',
-           'html_picture', 'html_page', 'Quoted', 'saved_outputs', 'data_folder']
+           'whole_file', 'file_lock', 'plain', 'Result', 'patch_to', 'generator', 'teller', 'book_style',
+           'check_picture', 'save_plot', 'html_table', 'figure_png', 'html_picture', 'html_page', 'Quoted',
+           'saved_outputs', 'data_folder']
 
 # %% ../nbs/core.ipynb #694856e1
 import base64
@@ -18,6 +19,7 @@ import numbers
 import os
 import re
 import secrets
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -173,6 +175,20 @@ def _umask():
     os.umask(current)
     return current
 
+# %% ../nbs/core.ipynb #74c70157
+@contextmanager
+def file_lock(
+    path,  # the file that is shared; the lock lies beside it
+):
+    "Let one program at a time into the block; where the system has no such locks, they are up to the user."
+    with open(f"{path}.lock", "w") as handle:
+        try:
+            import fcntl
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except ImportError:
+            pass
+        yield
+
 # %% ../nbs/core.ipynb #e3aa6354
 def plain(
     value,  # a number, array, dataclass, mapping or sequence of such
@@ -241,6 +257,17 @@ def generator(
         return np.random.default_rng(random_state)
     return np.random.default_rng(check_count("random_state", random_state, low=0))
 
+# %% ../nbs/core.ipynb #efadf2d9
+def teller(
+    progress=False,  # False: silent; True: lines on standard error; a function of a share in [0, 1] and a few words
+):  # a function of a share and words
+    "Where a long piece of work says how far it is."
+    if callable(progress):
+        return progress
+    if not isinstance(progress, (bool, np.bool_)):
+        refuse("progress", progress, "True, False or a function of a share and words")
+    return (lambda share, words: print(f"{share:4.0%}  {words}", file=sys.stderr)) if progress else lambda share, words: None
+
 # %% ../nbs/core.ipynb #2911304c
 colors = ["#0b3c5d", "#d1495b", "#edae49", "#30638e", "#66a182", "#7a7a7a"]
 
@@ -260,6 +287,30 @@ def book_style():
         interactive = plt.isinteractive()
     # The first figure of a notebook loads its backend, which turns this on; leaving the style must not turn it off again.
     plt.rcParams["interactive"] = interactive
+
+# %% ../nbs/core.ipynb #218ab2b1
+def check_picture(
+    name: str,  # the argument's name
+    path,  # a file name, or None
+) -> str | None:  # its kind: "png", "svg" or "pdf"
+    "The kind of picture that a file name asks for."
+    kind = None if path is None else Path(path).suffix.lower().lstrip(".")
+    if kind not in (None, "png", "svg", "pdf"):
+        refuse(name, str(path), "a file name ending in .png, .svg or .pdf")
+    return kind
+
+
+def save_plot(
+    result,  # anything with a method `plot` that returns its axes
+    path,  # a .png, .svg or .pdf file
+):
+    "Draw a result to a file, whole or not at all, without a screen."
+    kind = check_picture("plot", path)
+    need("matplotlib", "plot").use("Agg")
+    figure = result.plot().figure
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, format=kind, bbox_inches="tight")
+    need("matplotlib.pyplot", "plot").close(figure)
 
 # %% ../nbs/core.ipynb #b4b7e7eb
 def html_table(
@@ -322,7 +373,10 @@ def html_page(
 class Quoted:
     "What a cell of a notebook printed and drew when it was last run."
 
-    def __init__(self, outputs):
+    def __init__(
+        self,
+        outputs,  # of a code cell, as the notebook's JSON has them
+    ):
         data = [output.get("data", {}) for output in outputs]
         join = lambda text: text if isinstance(text, str) else "".join(text)
         self.text = "".join(join(o.get("text") or o.get("data", {}).get("text/plain", "")) for o in outputs if "image/png" not in o.get("data", {})).strip()

@@ -148,7 +148,10 @@ class PLDAccountant(dpa.PrivacyAccountant):
         return None
 
 
-    def epsilon_bounds(self, target_delta: float) -> EpsilonBounds | None:
+    def epsilon_bounds(
+        self,
+        target_delta: float,  # slack probability
+    ) -> EpsilonBounds | None:
         "Certified lower and upper bounds on epsilon of everything so far; None where nothing was composed, or nothing is private."
         if self._lost or not self._parts:
             return None

@@ -9,7 +9,7 @@ __all__ = ['BudgetExceeded', 'Ledger', 'load_ledger', 'renyi_budget', 'best_orde
 # %% ../nbs/ledger.ipynb #573a9511
 import json
 import math
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from .answers import delta_bounds
 from .black_boxes import RenyiBox
 from .certificates import Certificate, certificate_of, describe, mechanism_of
 from .connect_the_dots import EpsilonBounds, epsilon_bounds
-from .core import check_array, check_count, check_number, check_probability, plain, refuse, whole_file
+from .core import check_array, check_count, check_number, check_probability, file_lock, plain, refuse, whole_file
 from .mechanisms import Gaussian, Laplace, Pair, PoissonSubsampled
 
 # %% ../nbs/ledger.ipynb #f9288268
@@ -119,7 +119,11 @@ def _ledger_spend(
     return bounds
 
 
-def _ledger_allows(self, mechanism, steps: int = 1) -> bool:
+def _ledger_allows(
+    self,
+    mechanism,  # a `Pair`, or a mapping that describes one
+    steps: int = 1,  # how many times it would run
+) -> bool:
     "Whether a release would stay within the budget; nothing is written down."
     return _ledger_bounds(self, [_ledger_entry(mechanism, steps, "")]).upper <= self.budget
 
@@ -189,18 +193,8 @@ def _ledger_read(self):
     self.budget, self.delta, self.entries = budget, delta, entries
 
 # %% ../nbs/ledger.ipynb #b4343e21
-@contextmanager
 def _ledger_lock(self):
-    if self.path is None:
-        yield
-        return
-    with open(str(self.path) + ".lock", "w") as handle:
-        try:
-            import fcntl
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except ImportError:  # not on this system: one program at a time
-            pass
-        yield
+    return nullcontext() if self.path is None else file_lock(self.path)
 
 
 Ledger.certificate, Ledger.save = _ledger_certificate, _ledger_save
@@ -360,6 +354,7 @@ def _personal_costs(ratio, q, order):
 
 # %% ../nbs/ledger.ipynb #8073a264
 def _closed(self, *_, **__):
+    "Closed: raises `PrivateContents`."
     raise PrivateContents("a personal ledger is never written down: what each person has spent depends on that person's data; publish public() instead")
 
 

@@ -9,7 +9,7 @@ __all__ = ['p_value_methods', 'test_procedures', 'preferences', 'hoeffding_p_val
            'wsr_upper_bound', 'clt_p_value', 'clt_upper_bound', 'PValueMethod', 'p_value', 'upper_bound', 'bonferroni',
            'holm', 'fixed_sequence', 'chain_graph', 'grid_graph', 'graphical', 'pareto_front', 'learned_order',
            'difference_losses', 'distance_losses', 'group_losses', 'examples_needed', 'power', 'Plan', 'plan',
-           'check_setting_order', 'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
+           'Calibration', 'learn_then_test', 'LearnThenTest', 'violation_rates']
 
 # %% ../nbs/03_ltt_calibration.ipynb #e2100caa
 import math
@@ -339,11 +339,21 @@ class PValueMethod:
     bets: bool = False  # whether it takes the level for which to tune
     mean_is_enough: bool = False  # whether it needs of the losses only their mean
 
-    def p(self, table, alpha, level):
+    def p(
+        self,
+        table,  # losses, shape (n, settings)
+        alpha,  # the risk that must not be passed
+        level,  # the error level to tune for
+    ):
         "p-values of the columns of checked losses, tuned for an error level where the method can be."
         return self.p_value(alpha=alpha, **self._arguments(table, level))
 
-    def bound(self, table, delta, level):
+    def bound(
+        self,
+        table,  # losses, shape (n, settings)
+        delta,  # error probability of the bound
+        level,  # the error level to tune for
+    ):
         "Upper bounds of the columns at error delta, with the stakes of `p`."
         return self.upper_bound(delta=delta, **self._arguments(table, level))
 
@@ -688,10 +698,10 @@ def power(
 @dataclass(frozen=True)
 class Plan(Result):
     "How many calibration examples a level needs."
-    alpha: float
-    delta: float
-    method: str
-    tests: int
+    alpha: float  # the risk that must not be passed
+    delta: float  # error probability
+    method: str  # p-value, one of `p_value_methods`
+    tests: int  # tests that share delta
     minimum: int  # with fewer examples nothing can be certified
     target: float  # the wanted power
     examples: int | None  # the number for that power; None if the search stopped before
@@ -1224,11 +1234,17 @@ class LearnThenTest:
         self.loss_range, self.prefer, self.starts, self.graph = loss_range, prefer, starts, graph
         self.learn_fraction, self.random_state = learn_fraction, random_state
 
-    def get_params(self, deep: bool = True) -> dict:
+    def get_params(
+        self,
+        deep: bool = True,  # for scikit-learn; nothing lies deeper
+    ) -> dict:
         "The parameters, as scikit-learn asks for them."
         return {name: getattr(self, name) for name in self._names}
 
-    def set_params(self, **params):
+    def set_params(
+        self,
+        **params,  # those of `__init__`
+    ):
         "Change parameters."
         for name, value in params.items():
             setattr(self, check_choice("parameter", name, self._names), value)

@@ -20,7 +20,10 @@ except ImportError as error:
 class DatabloomAccountant(IAccountant):
     "Certified bounds for the steps of a PyTorch optimiser; Opacus's accountant named `databloom`."
 
-    def __init__(self, tolerance: float = 1e-4):
+    def __init__(
+        self,
+        tolerance: float = 1e-4,  # relative width of the bounds to aim for
+    ):
         self.history = []  # (noise multiplier, sample rate, steps)
         self.tolerance = check_number("tolerance", tolerance, low=1e-8, high=1.0)
 
@@ -33,7 +36,10 @@ class DatabloomAccountant(IAccountant):
         else:
             self.history.append((noise_multiplier, sample_rate, 1))
 
-    def bounds(self, delta: float) -> EpsilonBounds | None:
+    def bounds(
+        self,
+        delta: float,  # slack probability
+    ) -> EpsilonBounds | None:
         "Both bounds and the assumptions; None where nothing was done, or a step had no noise."
         if not self.history or any(noise == 0 for noise, _, _ in self.history):
             return None

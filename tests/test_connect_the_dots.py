@@ -165,7 +165,9 @@ def test_result():
     content = json.loads(r.to_json())
     assert content["lower"] == r.lower and content["upper"] == r.upper and content["delta"] == 1e-5 and content["steps"] == 1000
     assert "laws" not in content and content["adjacency"] == "add_remove"
-    assert any("Poisson" in a for a in r.assumptions) and r.step > 0 and r.cells > 0
+    assert any("Poisson" in a for a in r.assumptions) and r.method == "contour" and r.step is None and r.cells is None
+    gridded = dp_sgd_epsilon(noise_multiplier=1.0, sampling_probability=0.01, steps=1000, delta=1e-5, method="direct")
+    assert gridded.step > 0 and gridded.cells > 0
     assert "epsilon is between" in str(r) and "Poisson" in str(r)
     with pytest.raises(Exception):
         r.upper = 0.0

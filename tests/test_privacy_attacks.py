@@ -99,8 +99,8 @@ def test_epsilon_bounds_hold_for_randomised_response():
 
 
 def test_holm_by_hand():
-    assert pa.holm([0.005, 0.011, 0.02, 0.04]) == pytest.approx([0.02, 0.033, 0.04, 0.04])
-    assert np.isnan(pa.holm([math.nan, 0.5])).tolist() == [True, False]
+    assert pa.holm_adjusted([0.005, 0.011, 0.02, 0.04]) == pytest.approx([0.02, 0.033, 0.04, 0.04])
+    assert np.isnan(pa.holm_adjusted([math.nan, 0.5])).tolist() == [True, False]
 
 
 def test_nearest_is_exact_and_sees_copies_at_distance_zero():

@@ -13,7 +13,7 @@ from databloom.icu_simulator import simulate_icu
 from databloom.mechanisms import Gaussian, Laplace
 from databloom.sepsis_ensemble import Reservoir, fit_preprocessor, online_trust, train_ensemble, train_readouts
 from databloom.sepsis_privacy import (
-    BudgetSpent, Ledger, RenyiFilter, Server, accuracy_loss, alarm_shares, attack_ensemble, audit_members, audit_release, calibrated_scores, capped_trust, chosen_members,
+    BudgetExceeded, EnsembleLedger, MemberFilter, Server, accuracy_loss, alarm_shares, attack_ensemble, audit_members, audit_release, calibrated_scores, capped_trust, chosen_members,
     clipped_average, discrete_gaussian, discrete_laplace, epsilon_of_rho, largest_online_weight, latched, local_average, mechanisms, membership, noisy,
     own_predictions, pair_of, private_alarms, public_ridge, release, rho_of, screened, sensitivity, teach, teach_whole, train_student, whole_answers,
 )
@@ -68,7 +68,7 @@ def test_online_weight_bound_is_reached_and_kept():
 @pytest.mark.parametrize("bad", [0, -1, math.inf, -math.inf, math.nan, None, "1", True])
 @pytest.mark.parametrize("name", ["epsilon", "B"])
 def test_bad_epsilon_and_bound(name, bad):
-    options = {"B": 4.0, "members": 3, "epsilon": 1.0, "ledger": Ledger()} | {name: bad}
+    options = {"B": 4.0, "members": 3, "epsilon": 1.0, "ledger": EnsembleLedger()} | {name: bad}
     with pytest.raises(ValueError, match=name):
         release(np.ones((2, 3)), **options)
     assert options["ledger"].entries == []
@@ -77,27 +77,27 @@ def test_bad_epsilon_and_bound(name, bad):
 @pytest.mark.parametrize("options", [{"members": 0}, {"members": 2}, {"mechanism": "uniform"}, {"ledger": None}, {"neighbour": "add"}, {"weights": [1, 1, 1]}, {"weights": [0.5, 0.5]}])
 def test_bad_releases(options):
     with pytest.raises(ValueError):
-        release(np.ones((2, 3)), **({"B": 4.0, "members": 3, "epsilon": 1.0, "ledger": Ledger()} | options))
+        release(np.ones((2, 3)), **({"B": 4.0, "members": 3, "epsilon": 1.0, "ledger": EnsembleLedger()} | options))
 
 
 @pytest.mark.parametrize("bad", [{"budget": 0}, {"budget": -1}, {"budget": math.nan}, {"delta": 0}, {"delta": 1}, {"delta": 2}, {"public": {"weather": "fine"}}])
 def test_bad_ledgers(bad):
     with pytest.raises(ValueError):
-        Ledger(**bad)
+        EnsembleLedger(**bad)
 
 
 @pytest.mark.parametrize("mechanism", mechanisms)
 def test_noise_has_its_scale_and_a_seed_repeats_it(mechanism):
     runs = 600 if mechanism.startswith("discrete") else 20000
-    made = [noisy(np.zeros(runs), 0.01, mechanism=mechanism, noise=3.0, ledger=Ledger(), random_state=4) for _ in range(2)]
+    made = [noisy(np.zeros(runs), 0.01, mechanism=mechanism, noise=3.0, ledger=EnsembleLedger(), random_state=4) for _ in range(2)]
     np.testing.assert_array_equal(*made)
     expected = 0.03 * (math.sqrt(2) if "laplace" in mechanism else 1)
     assert made[0].std() == pytest.approx(expected, rel=0.15 if runs == 600 else 0.03)
-    assert not np.array_equal(made[0], noisy(np.zeros(runs), 0.01, mechanism=mechanism, noise=3.0, ledger=Ledger()))
+    assert not np.array_equal(made[0], noisy(np.zeros(runs), 0.01, mechanism=mechanism, noise=3.0, ledger=EnsembleLedger()))
 
 
 def test_discrete_values_lie_on_a_grid():
-    values = noisy(np.full(200, 0.123456), 0.01, mechanism="discrete-laplace", noise=3.0, ledger=Ledger(), random_state=0)
+    values = noisy(np.full(200, 0.123456), 0.01, mechanism="discrete-laplace", noise=3.0, ledger=EnsembleLedger(), random_state=0)
     step = 2.0 ** math.floor(math.log2(0.01 / 128))
     np.testing.assert_array_equal(values / step, np.rint(values / step))
 
@@ -137,10 +137,10 @@ def test_pairs_of_discrete_noise_are_hockey_sticks():
 
 def test_golden_table_of_the_notes():
     for steps, laplace, gaussian in ((38, 2.65, 1.94), (217, 7.41, 5.12)):
-        ledger = Ledger(delta=1e-6)
+        ledger = EnsembleLedger(delta=1e-6)
         ledger.charge("laplace", steps, noise=10.0)
         assert ledger.epsilon() == pytest.approx(laplace, rel=0.015)
-        ledger = Ledger(delta=1e-6)
+        ledger = EnsembleLedger(delta=1e-6)
         ledger.charge("gaussian", steps, noise=10 * math.sqrt(2))
         assert ledger.epsilon() == pytest.approx(gaussian, rel=0.015)
 
@@ -152,7 +152,7 @@ def test_never_below_the_certified_lower_bound_and_beside_dp_accounting():
     for steps in (1, 38, 217):
         for kind, pair, other in (("laplace", Laplace(10.0), reference.from_laplace_mechanism(10.0, value_discretization_interval=1e-3)),
                                   ("gaussian", Gaussian(15.0), reference.from_gaussian_mechanism(15.0, value_discretization_interval=1e-3))):
-            ledger = Ledger(delta=1e-6)
+            ledger = EnsembleLedger(delta=1e-6)
             ledger.charge(kind, steps, noise=10.0 if kind == "laplace" else 15.0)
             assert ledger.epsilon() >= epsilon_bounds(pair, steps, delta=1e-6).lower * (1 - 1e-9)
             assert ledger.epsilon() == pytest.approx(other.self_compose(steps).get_epsilon_for_delta(1e-6), rel=0.03)
@@ -160,19 +160,19 @@ def test_never_below_the_certified_lower_bound_and_beside_dp_accounting():
 
 def test_ledger_on_disk_refuses_and_is_shared(tmp_path):
     path = tmp_path / "ledger.json"
-    one, two = Ledger(1.0, 1e-6, path), Ledger(path=path)
+    one, two = EnsembleLedger(1.0, 1e-6, path), EnsembleLedger(path=path)
     assert two.budget == 1.0
     one.charge("laplace", 1, noise=2.0)
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         two.charge("laplace", 1, noise=1.5)  # sees the other's entry
-    assert len(json.loads(path.read_text())["entries"]) == 1 and Ledger(path=path).epsilon() == pytest.approx(0.5, rel=1e-4)
+    assert len(json.loads(path.read_text())["entries"]) == 1 and EnsembleLedger(path=path).epsilon() == pytest.approx(0.5, rel=1e-4)
     path.write_text("{}")
     with pytest.raises(ValueError, match="ledger must be"):
-        Ledger(path=path)
+        EnsembleLedger(path=path)
 
 
 def test_epsilon_per_stay_and_lifetime():
-    ledger, outputs = Ledger(delta=1e-6), np.ones((5, 4))
+    ledger, outputs = EnsembleLedger(delta=1e-6), np.ones((5, 4))
     first = release(outputs, B=4, members=4, epsilon=0.2, ledger=ledger, stay="a")
     second = release(outputs, B=4, members=4, epsilon=0.2, ledger=ledger, stay="b")
     assert first.epsilon_value == pytest.approx(0.2) and first.epsilon_stay == pytest.approx(second.epsilon_stay)
@@ -182,7 +182,7 @@ def test_epsilon_per_stay_and_lifetime():
 
 
 def test_alarms_stay_on_and_charge_once():
-    ledger = Ledger()
+    ledger = EnsembleLedger()
     made = private_alarms([0, 9, 0, 0, 0], [0, 3, 5], threshold=5, D=1e-9, epsilon=0.5, ledger=ledger)
     assert list(made.alarms) == [0, 1, 1, 0, 0] and list(made.first) == [1, -1] and ledger.entries[0]["count"] == 2
     with pytest.raises(ValueError, match="epsilon"):
@@ -192,14 +192,14 @@ def test_alarms_stay_on_and_charge_once():
 
 
 def test_renyi_filter_drops_who_has_spent():
-    club = RenyiFilter(2, B=4, sigma=1.0, epsilon=1.0, centre=0.0, random_state=0)
+    club = MemberFilter(2, B=4, sigma=1.0, epsilon=1.0, centre=0.0, random_state=0)
     values = club.release(np.tile([4.0, 0.0], (2000, 1)))
     assert club.spent[0] <= club.budget and club.spent[1] == 0
     assert values[:2].mean() > values[-500:].mean()  # the loud member is gone
     assert epsilon_of_rho(rho_of(0.7, 1e-5), 1e-5) == pytest.approx(0.7, rel=1e-6) and epsilon_of_rho(0.0, 1e-5) == 0
     for bad in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError):
-            RenyiFilter(2, B=4, sigma=1.0, epsilon=bad)
+            MemberFilter(2, B=4, sigma=1.0, epsilon=bad)
 
 
 def test_filter_accounting_is_not_below_the_truth():
@@ -213,9 +213,9 @@ def test_only_declared_sources_and_pools(world):
     pool = train_readouts(stays.take(np.arange(20)), reservoir=Reservoir(stays.x.shape[1], units=4))
     for source in ("synthetic", "training", None, "Public"):
         with pytest.raises(ValueError, match="source"):
-            teach(pool, stays.take([100]), source=source, B=4, noise=10.0, ledger=Ledger())
+            teach(pool, stays.take([100]), source=source, B=4, noise=10.0, ledger=EnsembleLedger())
     with pytest.raises(ValueError, match="generator_epsilon"):
-        teach(pool, stays.take([100]), source="public", generator_epsilon=1.0, B=4, noise=10.0, ledger=Ledger())
+        teach(pool, stays.take([100]), source="public", generator_epsilon=1.0, B=4, noise=10.0, ledger=EnsembleLedger())
     for pool_kind in ("private", "", None):
         with pytest.raises(ValueError, match="pool"):
             chosen_members(np.eye(3), pool=pool_kind)
@@ -254,12 +254,12 @@ def test_audit_stays_below_the_accountant_and_finds_a_leak(world):
 def test_server_repeats_and_refuses(world):
     _, prep, stays = world
     ensemble = train_ensemble(prep, stays.take(np.arange(40)), stays.take(np.arange(40, 80)), units=4)
-    ledger = Ledger(1.0, 1e-6)
+    ledger = EnsembleLedger(1.0, 1e-6)
     server = Server(ensemble, private=True, ledger=ledger, epsilon=0.4, random_state=0)
     first = server.answer("a", 1.0, {"HR": 90.0})
     assert server.answer("a", 1.5, {"HR": 91.0})["value"] == first["value"] and len(ledger.entries) == 1  # no new grid point
     server.answer("a", 2.0, {})
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         server.answer("b", 1.0, {"HR": None})
     with pytest.raises(ValueError, match="time"):
         server.answer("a", 2.0, {})
@@ -288,7 +288,7 @@ def test_alarms_of_one_stay_follow_the_law_of_above_threshold():
 @pytest.mark.parametrize("discrete", [True, False])
 def test_alarms_fire_as_often_as_the_law_says(discrete):
     starts = np.arange(0, 1201, 2)
-    made = private_alarms(np.zeros(1200), starts, threshold=1.0, D=1.0, epsilon=1.0, ledger=Ledger(), discrete=discrete, random_state=1)
+    made = private_alarms(np.zeros(1200), starts, threshold=1.0, D=1.0, epsilon=1.0, ledger=EnsembleLedger(), discrete=discrete, random_state=1)
     rng = np.random.default_rng(2)
     once, each = alarm_shares(1.0)
     free = np.mean((rng.laplace(0, 2 / each, (200000, 2)).max(axis=1) - rng.laplace(0, 1 / once, 200000)) >= 1.0)
@@ -298,7 +298,7 @@ def test_alarms_fire_as_often_as_the_law_says(discrete):
 
 @pytest.mark.parametrize("starts", [[0], [0, 3], [1, 5], [0, 4, 2, 5], []])
 def test_alarms_refuse_stays_that_do_not_fit(starts):
-    ledger = Ledger()
+    ledger = EnsembleLedger()
     with pytest.raises(ValueError, match="starts"):
         private_alarms(np.zeros(5), starts, threshold=1.0, D=1.0, epsilon=1.0, ledger=ledger)
     assert ledger.entries == []
@@ -316,15 +316,15 @@ def test_no_teacher_moves_the_whole_vector_by_more_than_said(world):
         assert np.linalg.norm(moved) <= sensitivity(2 * bound * math.sqrt(len(lessons.x)), 20) + 1e-9
     free = whole_answers(pool, lessons, 1e6, 0.4)
     np.testing.assert_allclose(free, pool.combine(lessons), atol=1e-5)
-    ledger = Ledger(budget=1.0, delta=1e-5)
+    ledger = EnsembleLedger(budget=1.0, delta=1e-5)
     labels = teach_whole(pool, lessons, source="simulator", bound=0.5, centre=0.4, noise=4.0, ledger=ledger, random_state=0)
     assert (labels - whole_answers(pool, lessons, 0.5, 0.4)).std() == pytest.approx(4.0 * 0.5 * math.sqrt(len(lessons.x)) / 20, rel=0.2)
     assert ledger.entries[0]["count"] == 1
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         teach_whole(pool, lessons, source="simulator", bound=0.5, noise=4.0, ledger=ledger)
     for bad in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match="bound"):
-            teach_whole(pool, lessons, source="public", bound=bad, noise=4.0, ledger=Ledger())
+            teach_whole(pool, lessons, source="public", bound=bad, noise=4.0, ledger=EnsembleLedger())
 
 
 def test_a_student_leans_on_the_public_start_as_noise_grows(world):
@@ -341,22 +341,22 @@ def test_a_student_leans_on_the_public_start_as_noise_grows(world):
 
 
 def test_a_filter_charges_a_shared_ledger_once():
-    ledger = Ledger(budget=1.5, delta=1e-5)
-    RenyiFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
+    ledger = EnsembleLedger(budget=1.5, delta=1e-5)
+    MemberFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
     assert len(ledger.entries) == 1 and 0.999 <= ledger.epsilon() <= 1.02
-    with pytest.raises(BudgetSpent):
-        RenyiFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
+    with pytest.raises(BudgetExceeded):
+        MemberFilter(3, B=4, sigma=1.0, epsilon=1.0, delta=1e-6, ledger=ledger)
 
 
 def test_server_that_says_only_alarms(world):
     _, prep, stays = world
     ensemble = train_ensemble(prep, stays.take(np.arange(40)), stays.take(np.arange(40, 80)), units=4)
-    ledger = Ledger(2.0, 1e-6)
+    ledger = EnsembleLedger(2.0, 1e-6)
     server = Server(ensemble, private=True, ledger=ledger, epsilon=1.0, answers="alarms", random_state=0)
     said = [server.answer("a", float(t), {"HR": 150.0, "Temp": 41.0, "Resp": 40.0})["alarm"] for t in range(1, 60)]
     assert said == sorted(said) and len(ledger.entries) == 1 and ledger.epsilon() == pytest.approx(1.0, rel=1e-4)
     server.answer("b", 1.0, {})
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(BudgetExceeded):
         server.answer("c", 1.0, {})
     free = Server(ensemble, answers="alarms")
     assert set(free.answer("a", 1.0, {"HR": 80.0})) == {"alarm", "epsilon_stay", "epsilon_lifetime"}
