@@ -93,7 +93,7 @@ def epsilon(
 
 # %% ../nbs/cli_accounting.ipynb #e7bc831a
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command("epsilon")(epsilon)
+app.command("epsilon")(epsilon);
 
 # %% ../nbs/cli_accounting.ipynb #71223c67
 def delta(
@@ -122,7 +122,7 @@ def delta(
 
 # %% ../nbs/cli_accounting.ipynb #05e180bb
 delta_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-delta_app.command("delta")(delta)
+delta_app.command("delta")(delta);
 
 # %% ../nbs/cli_accounting.ipynb #6700d8ed
 def noise(
@@ -153,7 +153,7 @@ def noise(
 
 # %% ../nbs/cli_accounting.ipynb #5cd80e8a
 noise_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-noise_app.command("noise")(noise)
+noise_app.command("noise")(noise);
 
 # %% ../nbs/cli_accounting.ipynb #6f40fbf3
 def _step_counts(steps, points):
@@ -199,16 +199,11 @@ def curve(
     answer = epsilon_curve(parts, counts, delta=delta, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
         save_plot(answer, plot)
-    if as_json:
-        print(answer.to_json())
-        return
-    for i, (count, upper) in enumerate(zip(answer.steps, answer.upper)):
-        between = f"at most {upper:.9g}" if answer.lower is None else f"between {answer.lower[i]:.9g} and {upper:.9g}"
-        print(f"{count:13,d} steps: epsilon {between}")
+    print(answer.to_json() if as_json else "\n".join(answer.lines()) if quiet else answer)
 
 # %% ../nbs/cli_accounting.ipynb #5355718c
 curve_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-curve_app.command("curve")(curve)
+curve_app.command("curve")(curve);
 
 # %% ../nbs/cli_accounting.ipynb #4dca3c00
 def verify(
@@ -226,4 +221,4 @@ def verify(
 
 # %% ../nbs/cli_accounting.ipynb #61f69ed5
 verify_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-verify_app.command("verify")(verify)
+verify_app.command("verify")(verify);

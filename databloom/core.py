@@ -218,6 +218,9 @@ class Result:
         "The result as plain data."
         return plain(self)
 
+    def _repr_pretty_(self, printer, cycle):  # a notebook shows what print would say
+        printer.text(str(self))
+
     def to_json(
         self,
         path=None,  # a file to write, whole or not at all; None to only return the text
