@@ -20,7 +20,7 @@ from urllib.parse import quote
 import numpy as np
 
 from .cohorts import Cohort, CohortError, Problem, Schema, from_long, infer_schema, pivot_events
-from .core import check_choice, check_count, check_number, need, refuse, teller, whole_file
+from .core import check_choice, check_count, need, refuse, teller, whole_file
 
 # %% ../nbs/cohort_readers.ipynb #dc6b9b42
 pd = need("pandas", "ehr")

@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from .cohorts import Cohort
-from .core import (Result, book_style, check_choice, check_number, check_probability, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse,
-                            teller, whole_file)
-from .fidelity import (Features, Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, outcome, plot_cdf, plot_embedding,
-                                structural, utility)
-from .privacy_attacks import (Attacks, Closeness, Contrast, attribute_inference, closeness, contrast, holm_adjusted, linkability, membership,
-                                       membership_attacks, nearest, one_run_audit, reidentification, scaled, shadow_scores, singling_out)
+from .core import (Result, book_style, check_number, check_probability, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse, teller,
+                            whole_file)
+from .fidelity import Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, plot_cdf, plot_embedding, structural, utility
+from .privacy_attacks import (Attacks, Contrast, attribute_inference, closeness, contrast, holm_adjusted, linkability, membership, membership_attacks, nearest, one_run_audit,
+                                       reidentification, scaled, shadow_scores, singling_out)
 
 # %% ../nbs/ehr_report.ipynb #be14216a
 pd = need("pandas", "ehr")

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .cohorts import Cohort, describe_dtypes, restore_dtypes, schema_from_dict
-from .core import (check_array, check_choice, check_count, check_number, check_probability, generator, need, patch_to,
-                            refuse, teller, whole_file)
+from .core import check_choice, check_count, check_number, generator, need, patch_to, refuse, teller, whole_file
 
 # %% ../nbs/04_ehr_safe.ipynb #bcc6177f
 pd = need("pandas", "ehr")
@@ -68,7 +67,6 @@ class StochasticNormalizer:
         distinct, counts = np.unique(values, return_counts=True)
         least = max(self.min_count, 0 if self.bins is None else len(values) / self.bins)
         starts = _pool(counts, least) if least > 1 else np.arange(len(distinct))
-        ends = np.append(starts[1:], len(distinct))
         self.upper = np.cumsum(np.add.reduceat(counts, starts)) / len(values)
         self.upper[-1] = 1.0
         self.low, self.high = _bounds(distinct, counts, starts, self.min_count)

@@ -8,10 +8,9 @@ __all__ = ['app', 'Stop', 'Tour', 'take_tour']
 # %% ../nbs/tour.ipynb #e93f5e97
 import html
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Optional
 
