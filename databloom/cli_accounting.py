@@ -10,18 +10,6 @@ from typing import List, Optional
 
 import typer
 
-# %% ../nbs/cli_accounting.ipynb #9bd14e12
-def _save_plot(result, path):
-    from databloom.core import need, refuse, whole_file
-
-    kind = str(path).rsplit(".", 1)[-1].lower()
-    if kind not in ("png", "svg", "pdf"):
-        refuse("plot", str(path), "a file name ending in .png, .svg or .pdf")
-    need("matplotlib", "plot").use("Agg")
-    figure = result.plot().figure
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, format=kind)
-
 # %% ../nbs/cli_accounting.ipynb #c9d427dc
 def _releases(noise_multiplier, sampling_probability, steps, schedule, **how):
     "The releases of a run as a list of (Pair, count), and the name of its neighbours."
@@ -54,14 +42,14 @@ _noise = typer.Option(None, help="Standard deviation of the noise over the clipp
 _steps = typer.Option(None, help="Number of steps.")
 _sampling_probability = typer.Option(1.0, help="Probability that a record is in a batch; 1: every record.")
 _tolerance = typer.Option(1e-3, help="Relative width of the interval to aim for.")
-_adjacency = typer.Option("add_remove", help="Neighbouring datasets: add_remove, replace_one or zero_out.")
+_adjacency = typer.Option("add_remove", help="Neighbouring datasets: add_remove (a record is there or not), replace_one (another record in its place, which moves a clipped sum by up to twice the clipping norm) or zero_out (a record counts as nothing).")
 _sampling = typer.Option("poisson", help="How batches are drawn: poisson, without_replacement, truncated_poisson or none.")
 _group = typer.Option(1, help="Records of one person.")
 _dataset = typer.Option(None, help="Number of records, for truncated_poisson.")
 _cap = typer.Option(None, help="Largest batch, for truncated_poisson.")
 _schedule = typer.Option(None, help="File of phases (JSON or YAML), each with noise_multiplier, sampling_probability and steps.")
 _json = typer.Option(False, "--json", help="Print JSON.")
-_plot = typer.Option(None, help="Also draw the answer to this file (png, svg or pdf).")
+_plot = typer.Option(None, help="Also draw the answer to this file (.png, .svg or .pdf).")
 _quiet = typer.Option(False, "--quiet", help="Print only the answer, without its assumptions.")
 
 
@@ -88,13 +76,15 @@ def epsilon(
     certificate: Optional[str] = typer.Option(None, help="Also write a certificate (JSON) to this file, for `databloom verify`."),
 ):
     "Certified lower and upper bounds on the epsilon of a DP-SGD run."
+    from databloom.core import check_picture, save_plot
     from databloom.connect_the_dots import _sgd_assumptions, epsilon_bounds
 
+    check_picture("plot", plot)
     how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     parts, neighbours = _releases(noise_multiplier, sampling_probability, steps, schedule, **how)
     bounds = epsilon_bounds(parts, delta=delta, tolerance=tolerance, method=method, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
-        _save_plot(bounds, plot)
+        save_plot(bounds, plot)
     if certificate is not None:
         from databloom.certificates import certificate_of
 
@@ -103,7 +93,7 @@ def epsilon(
 
 # %% ../nbs/cli_accounting.ipynb #e7bc831a
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command("epsilon")(epsilon)
+app.command("epsilon")(epsilon);
 
 # %% ../nbs/cli_accounting.ipynb #71223c67
 def delta(
@@ -132,7 +122,7 @@ def delta(
 
 # %% ../nbs/cli_accounting.ipynb #05e180bb
 delta_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-delta_app.command("delta")(delta)
+delta_app.command("delta")(delta);
 
 # %% ../nbs/cli_accounting.ipynb #6700d8ed
 def noise(
@@ -151,17 +141,19 @@ def noise(
     plot: Optional[str] = _plot,
 ):
     "The smallest noise multiplier that meets a target, certified sufficient."
+    from databloom.core import check_picture, save_plot
     from databloom.noise_calibration import calibrate_noise
 
+    check_picture("plot", plot)
     how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     answer = calibrate_noise(epsilon=epsilon, delta=delta, steps=steps, sampling_probability=sampling_probability, accuracy=accuracy, **how)
     if plot is not None:
-        _save_plot(answer, plot)
+        save_plot(answer, plot)
     _tell(answer, as_json, quiet)
 
 # %% ../nbs/cli_accounting.ipynb #5cd80e8a
 noise_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-noise_app.command("noise")(noise)
+noise_app.command("noise")(noise);
 
 # %% ../nbs/cli_accounting.ipynb #6f40fbf3
 def _step_counts(steps, points):
@@ -197,24 +189,21 @@ def curve(
     plot: Optional[str] = _plot,
 ):
     "Certified bounds on epsilon against the number of steps."
+    from databloom.core import check_picture, save_plot
     from databloom.connect_the_dots import _sgd_assumptions, epsilon_curve
 
+    check_picture("plot", plot)
     counts = _step_counts(steps, points)
     how = dict(adjacency=adjacency, sampling=sampling, group_size=group_size, dataset_size=dataset_size, max_batch_size=max_batch_size)
     parts, neighbours = _releases(noise_multiplier, sampling_probability, 1, None, **how)
     answer = epsilon_curve(parts, counts, delta=delta, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
-        _save_plot(answer, plot)
-    if as_json:
-        print(answer.to_json())
-        return
-    for i, (count, upper) in enumerate(zip(answer.steps, answer.upper)):
-        between = f"at most {upper:.9g}" if answer.lower is None else f"between {answer.lower[i]:.9g} and {upper:.9g}"
-        print(f"{count:13,d} steps: epsilon {between}")
+        save_plot(answer, plot)
+    print(answer.to_json() if as_json else "\n".join(answer.lines()) if quiet else answer)
 
 # %% ../nbs/cli_accounting.ipynb #5355718c
 curve_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-curve_app.command("curve")(curve)
+curve_app.command("curve")(curve);
 
 # %% ../nbs/cli_accounting.ipynb #4dca3c00
 def verify(
@@ -226,11 +215,10 @@ def verify(
     from databloom.certificates import verify
 
     answer = verify(certificate)
-    if as_json or not quiet:
-        _tell(answer, as_json, quiet)
+    _tell(answer, as_json, quiet)
     if not answer.confirmed:
         raise typer.Exit(1)
 
 # %% ../nbs/cli_accounting.ipynb #61f69ed5
 verify_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-verify_app.command("verify")(verify)
+verify_app.command("verify")(verify);
