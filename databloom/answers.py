@@ -8,7 +8,7 @@ __all__ = ['PrivacyProfile', 'DeltaBounds', 'delta_bounds', 'dp_sgd_delta', 'Eps
 
 # %% ../nbs/answers.ipynb #c8687304
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
@@ -308,6 +308,14 @@ class EpsilonTable(Result):
     laws: int  # pairs of laws that were composed
     assumptions: tuple = ()  # what must hold
 
+    def __str__(self):
+        between = lambda i, j: f"at most {self.upper[i, j]:.6g}" if self.lower is None else f"{self.lower[i, j]:.6g} to {self.upper[i, j]:.6g}"
+        rows = [["steps", *(f"delta = {delta:g}" for delta in self.deltas)]]
+        rows += [[f"{n:,}", *(between(i, j) for j in range(len(self.deltas)))] for i, n in enumerate(self.steps)]
+        wide = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
+        table = ["  ".join(word.rjust(width) for word, width in zip(row, wide)) for row in rows]
+        return "\n".join([f"epsilon of {self.mechanism}, adjacency {self.adjacency}", *table] + [f"  assumes: {text}" for text in self.assumptions])
+
     def to_frame(self):
         "One row for each number of steps and delta, as a pandas frame."
         k, m = self.upper.shape
@@ -506,6 +514,12 @@ class TradeOff(Result):
     def upper(self):
         "The trade-off function of both directions, an upper bound; None where the pair is not known to be reached."
         return None if self.remove_upper is None else np.minimum(self.remove_upper, self.add_upper)
+
+    def __str__(self):
+        some = [int(np.argmin(np.abs(self.alpha - rate))) for rate in (0.01, 0.1, 0.5)]
+        reached = lambda i: "" if self.upper is None else f" (an attack reaches {self.upper[i]:.6g})"
+        rates = [f"  at a false-positive rate of {self.alpha[i]:.4g} no attack misses less than {self.lower[i]:.6g} of the members{reached(i)}" for i in dict.fromkeys(some) if 0 < self.alpha[i] < 1]
+        return "\n".join([f"trade-off of {self.mechanism}, {self.steps:,} steps, adjacency {self.adjacency}", *rates] + [f"  assumes: {text}" for text in self.assumptions])
 
     def to_frame(self):
         "One row for each false-positive rate, as a pandas frame."

@@ -13,7 +13,7 @@ import inspect
 import json
 import math
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np

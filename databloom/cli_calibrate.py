@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from .core import check_choice, need, refuse, whole_file
+from .core import check_choice, check_picture, refuse, save_plot
 
 # %% ../nbs/cli_calibrate.ipynb #10d1a726
 def _header(path, names):
@@ -98,18 +98,18 @@ def calibrate(
     high: float = typer.Option(1.0, help="Largest possible loss."),
     seed: int = typer.Option(0, help="Seed for the order of the examples (betting, splitting)."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
-    plot: str = typer.Option(None, help="Write a picture to this file (.png, .svg or .pdf)."),
+    plot: str = typer.Option(None, help="Also draw the answer to this file (.png, .svg or .pdf)."),
     quiet: bool = typer.Option(False, "--quiet", help="Print only the answer, and no warning."),
 ):
     "Choose a setting from a table of losses, with a guarantee (Learn then Test)."
-    picture = None if plot is None else _picture_format(plot)
+    check_picture("plot", plot)
     for name, value in (("low", low), ("high", high)):
         if not math.isfinite(value):
             refuse(name, value, "a finite number")
     table, names, groups = read_losses(losses, group=group, low=low, high=high)
     result = _calibrate(table, names, groups, alpha, delta, method, test, starts, prefer, low, high, seed)
     if plot is not None:
-        _draw(result, plot, picture)
+        save_plot(result, plot)
     if json and not quiet:
         for note in result.notes:
             print(f"databloom: warning: {note}", file=sys.stderr)
@@ -127,15 +127,3 @@ def _calibrate(table, names, groups, alpha, delta, method, test, starts, prefer,
             table, alpha, delta, settings=names, method=method, test=test, groups=groups, loss_range=(low, high),
             starts=starts, prefer=check_choice("prefer", prefer, ("last", "first", "risk")), random_state=seed,
         )
-
-
-def _picture_format(path):
-    return check_choice("plot's ending", Path(path).suffix.lower().lstrip("."), ("png", "svg", "pdf"))
-
-
-def _draw(result, path, picture):
-    plt = need("matplotlib.pyplot", "plot")
-    figure = result.plot().figure
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, format=picture, bbox_inches="tight")
-    plt.close(figure)

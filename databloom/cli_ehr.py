@@ -7,7 +7,6 @@ __all__ = ['app']
 
 # %% ../nbs/cli_ehr.ipynb #b8e51d88
 import json
-import sys
 from pathlib import Path
 from typing import List, Optional
 
@@ -39,14 +38,12 @@ def report(
     quiet: bool = typer.Option(False, "--quiet", help="Print only the verdict (or only the JSON), and no progress."),
 ):
     "Judge synthetic patients: fidelity, utility and privacy, with a verdict a question."
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--out must be a file that ends in .html, got {str(out)!r}")
-    if not out.resolve().parent.is_dir():
-        raise ValueError(f"--out must be a file in an existing folder, got {str(out)!r}")
+    from databloom.core import check_page
+
+    check_page("--out", out)
     from databloom.ehr_report import judge
     cohorts = _read({"real": real, "synthetic": synthetic, "holdout": holdout, "test": test}, id, time, outcome)
-    say = None if quiet else lambda stage: print(f"databloom: {stage} ...", file=sys.stderr)
-    found = judge(cohorts["real"], cohorts["synthetic"], cohorts["holdout"], test=cohorts.get("test"), attributes=attribute or None, level=level, random_state=seed, progress=say)
+    found = judge(cohorts["real"], cohorts["synthetic"], cohorts["holdout"], test=cohorts.get("test"), attributes=attribute or None, level=level, random_state=seed, progress=not quiet)
     found.to_html(out)
     summary = found.to_markdown(out.with_suffix(".md"))
     print(found.to_json() if as_json else f"{found.verdict}: {found.reason}" if quiet else summary.rstrip())
@@ -88,7 +85,7 @@ def fit(
     checkpoint: Optional[Path] = typer.Option(None, "--checkpoint", help="Folder to save the training in now and then, and to go on from."),
     as_json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
     seed: int = typer.Option(0, "--seed", help="Seed of every random step."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress, and nothing printed."),
 ):
     "Learn the patients of a folder (EHR-Safe) and save the model."
     if out.exists() and not out.is_dir():
@@ -99,7 +96,10 @@ def fit(
     model = EhrSafe(random_state=seed, progress=not quiet, **choices).fit(cohort, checkpoint=checkpoint)
     model.save(out)
     about = {"model": str(out), "patients": len(cohort), "rows": len(cohort.temporal), "seconds": model.fitted["seconds"], "outcome_rates": dict(zip(map(str, model.classes), model.shares))}
-    print(json.dumps(about, indent=2) if as_json else f"{out}: {model!r}")
+    if as_json:
+        print(json.dumps(about, indent=2))
+    elif not quiet:
+        print(f"{out}: {model!r}")
 
 # %% ../nbs/cli_ehr.ipynb #bfc60bca
 def _conditions(words):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from .core import check_choice, refuse, whole_file
+from .core import check_page, html_page, html_table, plain, refuse, whole_file
 
 # %% ../nbs/cli_sepsis.ipynb #4ae1ba86
 def read_cohort(
@@ -42,37 +42,24 @@ def read_cohort(
     return cohort
 
 
-def _tell(data, text, json, quiet):
+def _tell(data, text, json, quiet, answer=None):
+    "JSON, or words; quietly the answer alone, and nothing where the answer is a folder."
     if json:
-        print(_json.dumps(data, allow_nan=False))
+        print(_json.dumps(plain(data), indent=2, allow_nan=False))
     elif not quiet:
         print(text)
+    elif answer:
+        print(answer)
 
 # %% ../nbs/cli_sepsis.ipynb #f567b18f
-def write_report(
-    path,  # an .html or .json file; the other is written beside it
-    title: str,
-    tables: dict,  # heading -> list of rows (dicts)
-    notes=(),  # sentences
-    data=None,  # what the JSON holds; None: the tables
-):
-    "An HTML page and the same as JSON."
-    path = Path(path)
-    check_choice("the suffix of the report", path.suffix, (".html", ".json"))
-    text = ["<!doctype html><meta charset='utf-8'>", f"<title>{html.escape(title)}</title>",
-            "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .8em;text-align:right}td:first-child,th:first-child{text-align:left}</style>",
-            f"<h1>{html.escape(title)}</h1>"]
-    for heading, rows in tables.items():
-        text.append(f"<h2>{html.escape(heading)}</h2><table>")
-        names = list(rows[0]) if rows else []
-        text.append("<tr>" + "".join(f"<th>{html.escape(str(n))}</th>" for n in names) + "</tr>")
-        text += ["<tr>" + "".join(f"<td>{html.escape(str(row[n]))}</td>" for n in names) + "</tr>" for row in rows]
-        text.append("</table>")
-    text += ["<ul>"] + [f"<li>{html.escape(note)}</li>" for note in notes] + ["</ul>"]
-    with whole_file(path.with_suffix(".html")) as file:
-        file.write("\n".join(text))
-    with whole_file(path.with_suffix(".json")) as file:
-        _json.dump({"title": title, "notes": list(notes), **(data if data is not None else tables)}, file, indent=1, allow_nan=False)
+def _write_report(path, title, tables, notes=(), data=None):
+    "One page, and what it says as JSON beside it: data, or the tables."
+    body = "".join(f"<h2>{html.escape(heading)}</h2>{html_table(rows)}" for heading, rows in tables.items())
+    body += "<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>"
+    with whole_file(path) as file:
+        file.write(html_page(title, body))
+    with whole_file(Path(path).with_suffix(".json")) as file:
+        _json.dump(plain({"title": title, "notes": list(notes), **(tables if data is None else data)}), file, indent=1, allow_nan=False)
 
 
 def _rows_of(evaluation):
@@ -125,7 +112,7 @@ def train(
     values = ensemble.predict(dev_stays)
     found = measure(dev_stays, {"ensemble": _predictor(ensemble, values), **baselines(dev_stays)}, draws=50)
     notes = (f"{ensemble!r}", "measured on the development stays, on which threshold and members were chosen", f"severity: {dev_stays.severity}")
-    write_report(folder / "report.html", "Sepsis ensemble: training", {"Development stays": _rows_of(found)}, notes, found.to_dict())
+    _write_report(folder / "report.html", "Sepsis ensemble: training", {"Development stays": _rows_of(found)}, notes, found.to_dict())
     data = {"model": str(folder), "models": len(ensemble.pool), "members": int((ensemble.weights > 0).sum()), "target": target,
             "threshold": ensemble.threshold, "severity": dev_stays.severity, "development": found.to_dict()["values"]}
     _tell(data, f"{ensemble!r}\n{found!r}", json, quiet)
@@ -141,15 +128,16 @@ def evaluate(
     model: str = typer.Argument(..., help="Model folder."),
     cohort: str = typer.Argument(..., help="Cohort folder with patients that the model has not seen."),
     sets: str = typer.Option(None, help="For a folder with both PhysioNet 2019 sets: A or B."),
-    report: str = typer.Option(None, help="Report to write (.html; the .json goes beside it)."),
+    out: str = typer.Option(None, "--out", help="Also write a page to this file (.html; its JSON goes beside it)."),
     draws: int = typer.Option(200, help="Draws of patients for the intervals."),
     seed: int = typer.Option(0, help="Seed of the draws."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
-    quiet: bool = typer.Option(False, "--quiet", help="Print nothing."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print only the measures of the model."),
 ):
     "Evaluate a model on a cohort, beside the clock, SIRS and qSOFA."
     from databloom.sepsis_ensemble import baselines, evaluate as measure, load_ensemble, reliability
 
+    check_page("out", out)
     ensemble = load_ensemble(model)
     stays = ensemble.prep(read_cohort(cohort, sets))
     values = ensemble.predict(stays)
@@ -159,9 +147,10 @@ def evaluate(
     notes = [f"severity: {stays.severity}", f"onset: {found.onset}", f"probabilities: {calibration!r}"]
     notes += [f"WARNING: {seen} of these patients have a model in the pool"] if seen else []
     data = {**found.to_dict(), "calibration": calibration.to_dict(), "seen_in_training": seen, "severity": stays.severity}
-    if report is not None:
-        write_report(report, "Sepsis ensemble: evaluation", {"Test stays": _rows_of(found)}, notes, data)
-    _tell(data, "\n".join([repr(found), *notes]), json, quiet)
+    if out is not None:
+        _write_report(out, "Sepsis ensemble: evaluation", {"Test stays": _rows_of(found)}, notes, data)
+    measures = ", ".join(f"{name} {value[0]:.4g}" for name, value in found.values["ensemble"].items() if value)
+    _tell(data, "\n".join([repr(found), *notes]), json, quiet, measures)
 
 # %% ../nbs/cli_sepsis.ipynb #fcd2b859
 @app.command()
@@ -217,16 +206,17 @@ def audit(
     members: str = typer.Argument(..., help="Cohort folder with the patients it was trained on."),
     nonmembers: str = typer.Argument(..., help="Cohort folder with other patients of the same hospital (may be the same folder: ids decide)."),
     sets: str = typer.Option(None, help="For folders with both PhysioNet 2019 sets: A or B."),
-    report: str = typer.Option(None, help="Report to write (.html; the .json goes beside it)."),
+    out: str = typer.Option(None, "--out", help="Also write a page to this file (.html; its JSON goes beside it)."),
     noise: float = typer.Option(30.0, help="Of the audit in one run: Gaussian standard deviation over the sensitivity, for each value."),
     seed: int = typer.Option(0, help="Seed of splits and coins."),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
-    quiet: bool = typer.Option(False, "--quiet", help="Print nothing."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print only what one run accounts for and proves."),
 ):
     "Attack a model's true members, calibrated, with controls; and audit a release of its members in one run."
     from databloom.sepsis_ensemble import load_ensemble
     from databloom.sepsis_privacy import EnsembleLedger, attack_ensemble, audit_members
 
+    check_page("out", out)
     ensemble = load_ensemble(model)
     inside = ensemble.prep(read_cohort(members, sets))
     outside = inside if Path(nonmembers) == Path(members) else ensemble.prep(read_cohort(nonmembers, sets))
@@ -236,8 +226,8 @@ def audit(
     data = {"attacks": {name: m.to_dict() for name, m in found.items()}, "one_run": {k: one_run[k] for k in ("epsilon", "lower", "noise", "candidates")}, "epsilon_spent": ledger.epsilon(), "assumptions": list(ledger.assumptions)}
     rows = [{"attack": n, "AUC": f"{m.auc:.4f} [{m.auc_low:.4f}, {m.auc_high:.4f}]", "advantage": f"{m.advantage:.4f}",
              "TPR at 1 % FPR": f"{m.tpr:.4f} [{m.tpr_low:.4f}, {m.tpr_high:.4f}]", "members": m.members, "non-members": m.nonmembers} for n, m in found.items()]
-    if report is not None:
+    if out is not None:
         tables = {"Attacks on true members": rows, "Audit in one run": [{k: f"{v:.4g}" for k, v in data["one_run"].items()}]}
-        write_report(report, "Sepsis ensemble: membership audit", tables, ledger.assumptions, data)
+        _write_report(out, "Sepsis ensemble: membership audit", tables, ledger.assumptions, data)
     said = f"one run, noise {noise:g}: accounted epsilon {one_run['epsilon']:.4g}, at least {one_run['lower']:.4g}"
-    _tell(data, "\n".join([*(f"{name}: {m}" for name, m in found.items()), said, repr(ledger)]), json, quiet)
+    _tell(data, "\n".join([*(f"{name}: {m}" for name, m in found.items()), said, repr(ledger)]), json, quiet, said)

@@ -18,10 +18,9 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 import numpy as np
-from rich.progress import track
 
 from .cohorts import Cohort, CohortError, Problem, Schema, from_long, infer_schema, pivot_events
-from .core import check_choice, check_count, check_number, need, refuse, whole_file
+from .core import check_choice, check_count, need, refuse, teller, whole_file
 
 # %% ../nbs/cohort_readers.ipynb #dc6b9b42
 pd = need("pandas", "ehr")
@@ -554,7 +553,7 @@ def fetch_release(
     patterns="*",  # which files, such as "*training_setA/*.psv"; one pattern or several
     base: str = physionet,  # the publisher's server
     workers: int = 4,  # files fetched at the same time
-    progress: bool = False,  # show a progress bar
+    progress=False,  # True: say on standard error how far it is; or a function of a share and words
 ) -> list:  # the paths of the files, all with the right checksum
     "Fetch files of a PhysioNet release, each checked against the publisher's list of checksums."
     pooch = need("pooch", "ehr")
@@ -570,9 +569,13 @@ def fetch_release(
     chosen = [path for path in sums if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     if not chosen:
         refuse("patterns", patterns, f"such that they match some of the {len(sums)} files of the list")
+    say, paths = teller(progress), []
     with ThreadPoolExecutor(workers) as pool:
-        jobs = pool.map(lambda path: _fetch_one(pooch, root, path, sums[path], folder), chosen)
-        return list(track(jobs, description=database, total=len(chosen)) if progress else jobs)
+        for path in pool.map(lambda path: _fetch_one(pooch, root, path, sums[path], folder), chosen):
+            paths.append(path)
+            if 100 * len(paths) // len(chosen) > 100 * (len(paths) - 1) // len(chosen):  # a hundred lines at most
+                say(len(paths) / len(chosen), f"{len(paths):,} of {len(chosen):,} files of {database}")
+    return paths
 
 # %% ../nbs/cohort_readers.ipynb #da14a3a8
 def _fetch_list(pooch, root, folder):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse
+from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, need, patch_to, refuse
 from .contour import ContourError, contour_for, dp_sgd_runs
 from .black_boxes import ApproximateDP, PureDP, RenyiBox, renyi_epsilon
 from .mechanisms import DiscretePair, Gaussian, Laplace, Pair, PoissonSubsampled, RandomizedResponse, _Atoms
@@ -1306,6 +1306,18 @@ class EpsilonCurve(Result):
     mechanism: str  # what is released
     adjacency: str  # which datasets are neighbours
     assumptions: tuple = ()  # what must hold
+
+    def __str__(self):
+        return "\n".join([f"epsilon of {self.mechanism} at delta = {self.delta:g}, adjacency {self.adjacency}", *self.lines(), *(f"  assumes: {text}" for text in self.assumptions)])
+
+    def lines(self) -> list:
+        "A line for each number of steps."
+        between = [f"at most {high:.9g}" if math.isnan(low) else f"between {low:.9g} and {high:.9g}" for low, high in zip(self.lower, self.upper)]
+        return [f"{n:13,d} steps: epsilon {words}" for n, words in zip(self.steps, between)]
+
+    def to_frame(self):
+        "One row for each number of steps, as a pandas frame."
+        return need("pandas", "frame").DataFrame({"steps": self.steps, "lower": self.lower, "upper": self.upper})
 
     def plot(self, ax=None):
         "The band between the bounds against the steps."

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['colors', 'refuse', 'check_number', 'check_probability', 'check_count', 'check_choice', 'check_array', 'need',
            'whole_file', 'file_lock', 'plain', 'Result', 'patch_to', 'generator', 'teller', 'book_style',
-           'check_picture', 'save_plot', 'html_table', 'figure_png', 'html_picture', 'html_page', 'Quoted',
-           'saved_outputs', 'data_folder']
+           'check_picture', 'save_plot', 'html_table', 'figure_png', 'html_picture', 'html_page', 'check_page',
+           'Quoted', 'saved_outputs', 'data_folder']
 
 # %% ../nbs/core.ipynb #694856e1
 import base64
@@ -218,6 +218,9 @@ class Result:
         "The result as plain data."
         return plain(self)
 
+    def _repr_pretty_(self, printer, cycle):  # a notebook shows what print would say
+        printer.text(str(self))
+
     def to_json(
         self,
         path=None,  # a file to write, whole or not at all; None to only return the text
@@ -266,7 +269,7 @@ def teller(
         return progress
     if not isinstance(progress, (bool, np.bool_)):
         refuse("progress", progress, "True, False or a function of a share and words")
-    return (lambda share, words: print(f"{share:4.0%}  {words}", file=sys.stderr)) if progress else lambda share, words: None
+    return (lambda share, words: print(f"databloom: {share:.0%}, {words}", file=sys.stderr, flush=True)) if progress else lambda share, words: None
 
 # %% ../nbs/core.ipynb #2911304c
 colors = ["#0b3c5d", "#d1495b", "#edae49", "#30638e", "#66a182", "#7a7a7a"]
@@ -368,6 +371,18 @@ def html_page(
     title = html.escape(title)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
             f"<title>{title}</title><style>{_page_style}</style></head><body><h1>{title}</h1>\n{body}\n</body></html>\n")
+
+# %% ../nbs/core.ipynb #176e8462
+def check_page(
+    name: str,  # the argument's name
+    path,  # a file name, or None
+) -> Path | None:  # the same as a path
+    "A page that can be written: its name ends in .html and its folder exists."
+    if path is None:
+        return None
+    if Path(path).suffix.lower() not in (".html", ".htm") or not Path(path).resolve().parent.is_dir():
+        refuse(name, str(path), "a file name ending in .html, in an existing folder")
+    return Path(path)
 
 # %% ../nbs/core.ipynb #1e100adb
 class Quoted:

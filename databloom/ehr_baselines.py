@@ -6,7 +6,6 @@
 __all__ = ['SequenceGan']
 
 # %% ../nbs/ehr_baselines.ipynb #58fa6714
-import sys
 import time as clock
 
 import numpy as np

@@ -6,9 +6,7 @@
 __all__ = ['tolerances', 'Answer', 'record_copies', 'Report', 'judge']
 
 # %% ../nbs/ehr_report.ipynb #a7f1688c
-import base64
 import html
-import io
 import math
 import time
 from dataclasses import dataclass, field
@@ -17,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from .cohorts import Cohort
-from .core import Result, book_style, check_choice, check_number, check_probability, generator, need, plain, refuse, whole_file
-from .fidelity import (Features, Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, outcome, plot_cdf, plot_embedding,
-                                structural, utility)
-from .privacy_attacks import (Attacks, Closeness, Contrast, attribute_inference, closeness, contrast, holm_adjusted, linkability, membership,
-                                       membership_attacks, nearest, one_run_audit, reidentification, scaled, shadow_scores, singling_out)
+from .core import (Result, book_style, check_number, check_probability, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse, teller,
+                            whole_file)
+from .fidelity import Fidelity, Utility, _check_pair, _clock, by_subgroup, compare, features, plot_cdf, plot_embedding, structural, utility
+from .privacy_attacks import (Attacks, Contrast, attribute_inference, closeness, contrast, holm_adjusted, linkability, membership, membership_attacks, nearest, one_run_audit,
+                                       reidentification, scaled, shadow_scores, singling_out)
 
 # %% ../nbs/ehr_report.ipynb #be14216a
 pd = need("pandas", "ehr")
@@ -395,13 +393,6 @@ def _answer_copies(copies, telling, near, adjusted, level, found, tolerance):
     return answer("pass" if found.power >= tolerance["power"] else "not enough power", words)
 
 # %% ../nbs/ehr_report.ipynb #215610e7
-def _png(fig):
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=80)
-    need("matplotlib.pyplot", "plot").close(fig)
-    return buffer.getvalue()
-
-
 def _roc_figure(found):
     with book_style() as plt:
         fig, ax = plt.subplots(figsize=(4.2, 3.2))
@@ -425,11 +416,11 @@ def _correlation_figure(real, synthetic):
 
 def _figures(real, synthetic, found, attacks, rng):
     "Name -> PNG."
-    made = {"measures": _png(found.plot().figure), "distribution functions": _png(plot_cdf(real, synthetic))}
+    made = {"measures": figure_png(found.plot().figure, 80), "distribution functions": figure_png(plot_cdf(real, synthetic), 80)}
     if sum(c.kind in ("numeric", "integer") for c in real.schema.temporal) > 1:
-        made["correlations"] = _png(_correlation_figure(real, synthetic))
-    made["t-SNE"] = _png(plot_embedding(real, synthetic, 400, int(rng.integers(2**31))))
-    return made | {"membership": _png(_roc_figure(attacks))}
+        made["correlations"] = figure_png(_correlation_figure(real, synthetic), 80)
+    made["t-SNE"] = figure_png(plot_embedding(real, synthetic, 400, int(rng.integers(2**31))), 80)
+    return made | {"membership": figure_png(_roc_figure(attacks), 80)}
 
 # %% ../nbs/ehr_report.ipynb #67c92de0
 def _draw(real, synthetic, found, attacks, rng, notes):
@@ -458,11 +449,11 @@ def judge(
     subgroups: bool = True,  # also judge fidelity within each subgroup
     figures: bool = True,  # draw, where matplotlib is there
     random_state=0,  # None, a whole number or a numpy Generator
-    progress=None,  # called with the name of each stage
+    progress=False,  # True: say on standard error how far it is; or a function of a share and words
 ) -> Report:  # verdicts, reasons and all numbers
     "Judge synthetic patients: columns, structure, utility, membership, copies, re-identification, linkability, singling out, attributes."
     started, rng = time.perf_counter(), generator(random_state)
-    say = progress or (lambda stage: None)
+    say = teller(progress)
     _check_pair(real, synthetic); _check_pair(real, holdout, ("real", "holdout"))
     level = check_probability("level", level, open_low=True, open_high=True)
     planted = check_probability("planted", planted, open_low=True)
@@ -471,17 +462,17 @@ def judge(
     _check_holdout(real, holdout)
     if min(len(real), len(holdout)) < 4:
         refuse("real" if len(real) < 4 else "holdout", f"{min(len(real), len(holdout))} patients", "at least 4 patients")
-    say("fidelity")
+    say(0.0, "fidelity")
     found = compare(real, synthetic, permutations=permutations, level=level / 2, random_state=rng)
     notes = _control_note(real, holdout, rng)
-    say("utility")
+    say(0.3, "utility")
     used = None
     if real.schema.outcome is not None and models:
         used = utility(real, synthetic, holdout if test is None else test, names=models, random_state=rng)
-    say("privacy")
+    say(0.6, "privacy")
     answers, attacks, near, copies, table, adjusted, power, epsilon = _privacy(real, synthetic, holdout, attributes, generate, planted, level / 2, limits, rng, 0.95)
     answers = [_answer_columns(found, limits), _answer_structure(found, limits), _answer_utility(used, limits), *answers]
-    say("subgroups and figures")
+    say(0.9, "subgroups and figures")
     groups = by_subgroup(real, synthetic, permutations=99, random_state=rng) if subgroups else pd.DataFrame()
     drawn = _draw(real, synthetic, found, attacks, rng, notes) if figures else {}
     sizes = {"real": len(real), "synthetic": len(synthetic), "holdout": len(holdout), "test": len(holdout if test is None else test)}
@@ -503,30 +494,17 @@ def _tolerance(changes):
     return tolerances | {k: check_number(f"tolerance[{k!r}]", v, 0, 1) for k, v in (changes or {}).items()}
 
 # %% ../nbs/ehr_report.ipynb #58779e87
-_style = """body{font:15px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0;font-size:13px}td,th{padding:.3em .7em;border-bottom:1px solid #ddd;text-align:left;vertical-align:top}
-td.n{text-align:right;font-variant-numeric:tabular-nums}img{max-width:100%}.v{padding:.1em .6em;border-radius:.8em;color:#fff;white-space:nowrap}
-.pass{background:#2e7d4f}.close{background:#66a182}.shifted{background:#b7791f}.fail{background:#b3261e}.power,.asked{background:#6b7280}h1 .v{font-size:.7em}"""
+_hues = {"pass": "#2e7d4f", "close": "#4b7f5f", "shifted": "#9a6510", "fail": "#b3261e"}  # white words on them can be read
 
 
 def _badge(verdict):
-    return f'<span class="v {verdict.split()[-1]}">{html.escape(verdict)}</span>'
+    return f'<b style="padding:.1em .6em;border-radius:.8em;color:#fff;white-space:nowrap;background:{_hues.get(verdict, "#6b7280")}">{html.escape(verdict)}</b>'
 
 
 def _number(value):
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     return f"{value:,}" if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _html_table(lines):
-    "A table from a list of dicts."
-    if not lines:
-        return ""
-    heads = list(dict.fromkeys(k for line in lines for k in line))
-    cell = lambda v: f'<td class="n">{_number(v)}</td>' if isinstance(v, (int, float, np.number)) and not isinstance(v, bool) else f"<td>{html.escape(_number(v))}</td>"
-    body = "".join("<tr>" + "".join(cell(line.get(h)) for h in heads) + "</tr>" for line in lines)
-    return "<table><tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in heads) + f"</tr>{body}</table>"
 
 
 def _privacy_lines(report):
@@ -538,24 +516,32 @@ def _privacy_lines(report):
     return attacks, rates
 
 # %% ../nbs/ehr_report.ipynb #6e5d5d4f
+def _verdict_table(answers):
+    rows = "".join(f"<tr><td><b>{html.escape(a.name)}</b><br>{html.escape(a.question)}</td><td>{_badge(a.verdict)}</td><td>{html.escape(a.reason)}</td></tr>" for a in answers)
+    return f'<div class="wide"><table><tr><th>question</th><th>verdict</th><th>reason</th></tr>{rows}</table></div>'
+
+
+def _utility_part(used):
+    if used is None or not used.models:
+        return "<p>Not asked.</p>"
+    return html_table(used.models) + f"<p>Outcome {html.escape(used.outcome)}: rates " + ", ".join(f"{name} {rate:.3f}" for name, rate in used.rates.items()) + "</p>"
+
+
 def _html(report):
-    image = lambda name: f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(report.figures[name]).decode()}">' if name in report.figures else ""
-    rows = "".join(f"<tr><td><b>{html.escape(a.name)}</b><br>{html.escape(a.question)}</td><td>{_badge(a.verdict)}</td><td>{html.escape(a.reason)}</td></tr>" for a in report.answers)
+    picture = lambda name: html_picture(report.figures[name], name) if name in report.figures else ""
     attacks, rates = _privacy_lines(report)
     near = [{"which": c.name, "records": c.records, "nearest to training": c.share, "expected": c.expected, "low": c.low, "high": c.high, "p": c.p_value} for c in report.closeness]
-    used = "" if report.utility is None or not report.utility.models else _html_table(list(report.utility.models)) + f"<p>Outcome {html.escape(report.utility.outcome)}: rates " + ", ".join(f"{k} {v:.3f}" for k, v in report.utility.rates.items()) + "</p>"
-    notes = "".join(f"<p><b>Note:</b> {html.escape(n)}</p>" for n in report.notes)
-    sizes = ", ".join(f"{v:,} {k}" for k, v in report.patients.items())
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Synthetic patients: {html.escape(report.verdict)}</title><style>{_style}</style>
-<h1>Synthetic patients {_badge(report.verdict)}</h1><p>{html.escape(report.reason)}.</p><p>Patients: {sizes}. Error level of the whole report: {report.level:.0%}.</p>{notes}
-<table><tr><th>question</th><th>verdict</th><th>reason</th></tr>{rows}</table>
+    notes = "".join(f"<p><b>Note:</b> {html.escape(note)}</p>" for note in report.notes)
+    sizes = ", ".join(f"{count:,} {name}" for name, count in report.patients.items())
+    return html_page(f"Synthetic patients: {report.verdict}", f"""<p>{_badge(report.verdict)} {html.escape(report.reason)}.</p><p>Patients: {sizes}. Error level of the whole report: {report.level:.0%}.</p>{notes}
+{_verdict_table(report.answers)}
 <h2>Fidelity</h2><p>Every number stands beside what two samples of real patients of these sizes give (middle, 95 % end); p-values are by permutation of patients, family-wise.</p>
-{_html_table(list(report.fidelity.summary))}{image("measures")}<h3>Distribution functions</h3>{image("distribution functions")}<h3>Correlations</h3>{image("correlations")}<h3>t-SNE</h3>{image("t-SNE")}
-<details><summary>All measures</summary>{_html_table(list(report.fidelity.measures))}</details><h3>Subgroups</h3>{_html_table(list(report.subgroups))}
-<h2>Utility</h2>{used or "<p>Not asked.</p>"}
+{html_table(report.fidelity.summary)}{picture("measures")}{picture("distribution functions")}{picture("correlations")}{picture("t-SNE")}
+<details><summary>All measures</summary>{html_table(report.fidelity.measures)}</details><h3>Subgroups</h3>{html_table(report.subgroups)}
+<h2>Utility</h2>{_utility_part(report.utility)}
 <h2>Privacy</h2><p>One run proves epsilon ≥ {report.one_run_epsilon:.2f}, if a coin decided who was in the training data. Intervals are 95 %, by patient.</p>
-{_html_table(attacks)}{image("membership")}{_html_table(near)}{_html_table(rates)}
-<p>Made by databloom in {report.seconds:.0f} s.</p></html>"""
+{html_table(attacks)}{picture("membership")}{html_table(near)}{html_table(rates)}
+<p>Made by databloom in {report.seconds:.0f} s.</p>""")
 
 
 def _markdown(report):

@@ -8,7 +8,6 @@ __all__ = ['StochasticNormalizer', 'EhrSettings', 'Range', 'Ordered', 'Monotone'
 # %% ../nbs/04_ehr_safe.ipynb #fb4affd2
 import json
 import math
-import sys
 import time as clock
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .cohorts import Cohort, describe_dtypes, restore_dtypes, schema_from_dict
-from .core import (check_array, check_choice, check_count, check_number, check_probability, generator, need, patch_to,
-                            refuse, whole_file)
+from .core import check_choice, check_count, check_number, generator, need, patch_to, refuse, teller, whole_file
 
 # %% ../nbs/04_ehr_safe.ipynb #bcc6177f
 pd = need("pandas", "ehr")
@@ -69,7 +67,6 @@ class StochasticNormalizer:
         distinct, counts = np.unique(values, return_counts=True)
         least = max(self.min_count, 0 if self.bins is None else len(values) / self.bins)
         starts = _pool(counts, least) if least > 1 else np.arange(len(distinct))
-        ends = np.append(starts[1:], len(distinct))
         self.upper = np.cumsum(np.add.reduceat(counts, starts)) / len(values)
         self.upper[-1] = 1.0
         self.low, self.high = _bounds(distinct, counts, starts, self.min_count)
@@ -1106,7 +1103,7 @@ class EhrSafe:
         constraints=(),  # Range, Ordered and Monotone that every sample obeys
         random_state: int = 0,  # seed of the fit
         device: str | None = None,  # "cpu" or "cuda"; None: CUDA when there
-        progress: bool = True,  # say what is being done, on standard error
+        progress=True,  # True: say on standard error what is being done; False: silent; or a function of a share and words
         **choices,  # single fields of EhrSettings, such as epochs=20
     ):
         try:
@@ -1119,9 +1116,8 @@ class EhrSafe:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.progress, self.network = progress, None
 
-    def _say(self, text):
-        if self.progress:
-            print(f"databloom: {text}", file=sys.stderr, flush=True)
+    def _say(self, share, words):
+        teller(self.progress)(share, words)
 
     def __repr__(self):
         if self.network is None:
@@ -1163,7 +1159,7 @@ def fit(
         cats, row_cats = len(self.columns[0]), len(self.columns[2])
         self.maps = [_calibrate(drawn.static_u, drawn.static_mask[:, cats:]), _calibrate(drawn.u, drawn.mask[:, row_cats:])]
     self.fitted = {"patients": len(cohort), "rows": len(cohort.temporal), "seconds": clock.perf_counter() - began, "cpu seconds": clock.process_time() - cpu, **self.history}
-    self._say(repr(self))
+    self._say(1.0, repr(self))
     return self
 
 
@@ -1204,7 +1200,7 @@ def _learn(self: EhrSafe, data, checkpoint):
             value = _mean_loss(average, data, held if len(held) else who, seed, device, s.batch)
             if value < best:
                 best, kept = value, _copy(average)
-            self._say(f"epoch {epoch + 1}/{epochs}: minus log likelihood {value:.2f} of patients set aside")
+            self._say(0.7 * (epoch + 1) / epochs, f"epoch {epoch + 1}/{epochs}: minus log likelihood {value:.2f} of patients set aside")
         trace.append(value if (epoch + 1) % 5 == 0 or last else math.nan)
         state.save(trace, best, kept, last)
     self.network = kept
@@ -1213,7 +1209,7 @@ def _learn(self: EhrSafe, data, checkpoint):
     on = lambda a: torch.as_tensor(a, device=device)
     self.generator, gan = _train_gan(e, on(data.label[who]), e_held, on(data.label[held]), s, len(self.classes), seed, device)
     step, distance = min(gan, key=lambda pair: pair[1])
-    self._say(f"latent GAN: step {step} of {s.gan_steps} is kept (energy distance {distance:.4f}, {gan[0][1]:.4f} at the start)")
+    self._say(0.8, f"latent GAN: step {step} of {s.gan_steps} is kept (energy distance {distance:.4f}, {gan[0][1]:.4f} at the start)")
     self.history = {"likelihood": trace, "gan": gan, "categories restored": accuracy}
 
 # %% ../nbs/04_ehr_safe.ipynb #6e07242c
@@ -1234,7 +1230,7 @@ def _estimate(self: EhrSafe, network, data, who):
     seconds = training + s.gan_steps * s.critic_steps * 0.006 + s.calibration * data.length.mean() * network.rows.fields * 3e-6
     stored = sum(a.nbytes for block in (data.static, data.rows) for a in (block.start, block.width, block.target, block.mask)) + data.back.nbytes
     per_batch = min(6000, s.batch * max(1, int(data.length.max(initial=1)))) * (network.inputs * 6 + s.hidden * 30 + network.rows.fields * network.rows.bins * 8) * 4
-    self._say(f"about {seconds:.0f} s on this machine and {(stored * 2 + per_batch) / 2**20 + 400:.0f} MB to fit {len(data.label):,} patients with {len(data.rows.mask):,} rows")
+    self._say(0.0, f"about {seconds:.0f} s on this machine and {(stored * 2 + per_batch) / 2**20 + 400:.0f} MB to fit {len(data.label):,} patients with {len(data.rows.mask):,} rows")
 
 # %% ../nbs/04_ehr_safe.ipynb #4689ba8c
 @patch_to(EhrSafe)
@@ -1516,7 +1512,7 @@ def save(
 def load_ehr_safe(
     folder,  # a folder written by `EhrSafe.save`
     device: str | None = None,  # "cpu" or "cuda"; None: CUDA when there
-    progress: bool = True,  # as in `EhrSafe`
+    progress=True,  # as in `EhrSafe`
 ) -> EhrSafe:
     "Read a model from its folder."
     folder = Path(folder)

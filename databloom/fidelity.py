@@ -8,13 +8,13 @@ __all__ = ['ks', 'total_variation', 'westfall_young', 'Fidelity', 'compare', 'sh
 
 # %% ../nbs/fidelity.ipynb #cc5be2dc
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse, stats
+from scipy import sparse
 
 from .core import Result, book_style, check_count, check_probability, generator, need, refuse
-from .cohorts import Cohort, Column, Schema
+from .cohorts import Cohort
 
 # %% ../nbs/fidelity.ipynb #9bb3a2d2
 pd = need("pandas", "ehr")
@@ -333,10 +333,6 @@ class Fidelity(Result):
     def to_frame(self):
         "One line a measure, as a DataFrame."
         return pd.DataFrame(list(self.measures))
-
-    def summary_frame(self):
-        "One line a group, as a DataFrame."
-        return pd.DataFrame(list(self.summary))
 
     def group(
         self,

@@ -20,7 +20,7 @@ from .black_boxes import RenyiBox
 from .certificates import Certificate, certificate_of, describe, mechanism_of
 from .connect_the_dots import EpsilonBounds, epsilon_bounds
 from .core import check_array, check_count, check_number, check_probability, file_lock, plain, refuse, whole_file
-from .mechanisms import Gaussian, Laplace, Pair, PoissonSubsampled
+from .mechanisms import Gaussian, Pair, PoissonSubsampled
 
 # %% ../nbs/ledger.ipynb #f9288268
 class BudgetExceeded(ValueError):

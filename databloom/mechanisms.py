@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from .core import check_array, check_count, check_number, check_probability, patch_to, refuse
-from .pld import hockey_stick, ulp
+from .pld import ulp
 
 # %% ../nbs/mechanisms.ipynb #31a9a4a4
 @dataclass(frozen=True)

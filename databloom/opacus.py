@@ -7,7 +7,7 @@ __all__ = ['DatabloomAccountant']
 
 # %% ../nbs/opacus_adapter.ipynb #8fcded85
 from .connect_the_dots import EpsilonBounds, _sgd_assumptions, _sgd_pair, epsilon_bounds
-from .core import check_count, check_number, check_probability, refuse
+from .core import check_number, check_probability, refuse
 
 # %% ../nbs/opacus_adapter.ipynb #fc6eb815
 try:

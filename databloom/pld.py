@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import fft
 
-from databloom.core import (
-    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse, whole_file,
-)
+from .core import Result, book_style, check_array, check_choice, check_count, check_number, check_probability, patch_to, refuse
 
 # %% ../nbs/00_pld.ipynb #ca2f123e
 def hockey_stick(

@@ -16,7 +16,6 @@ import json
 import math
 import warnings
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 
 import numpy as np
 from scipy import special

@@ -23,9 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from .connect_the_dots import epsilon_bounds
-from databloom.core import (
-    Result, book_style, check_array, check_choice, check_count, check_number, check_probability, file_lock, generator, plain, refuse, whole_file,
-)
+from .core import Result, check_array, check_choice, check_count, check_number, check_probability, file_lock, generator, plain, refuse, whole_file
 from .ledger import BudgetExceeded
 from .mechanisms import DiscretePair, Gaussian, Laplace
 from .privacy_attacks import membership, one_run_audit

@@ -9,7 +9,6 @@ __all__ = ['SupportMatrix', 'support_matrix']
 import math
 from dataclasses import dataclass
 
-import numpy as np
 
 from .black_boxes import ApproximateDP, DensityPair, PureDP, RenyiDP, ZeroConcentratedDP
 from .connect_the_dots import epsilon_bounds

@@ -8,17 +8,16 @@ __all__ = ['app', 'Stop', 'Tour', 'take_tour']
 # %% ../nbs/tour.ipynb #e93f5e97
 import html
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Optional
 
 import typer
 
 from . import __version__
-from .core import Result, book_style, check_choice, check_count, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse, whole_file
+from .core import Result, book_style, check_choice, check_count, figure_png, generator, html_page, html_picture, html_table, need, plain, refuse, teller, whole_file
 
 # %% ../nbs/tour.ipynb #c84dfedc
 stops = {
@@ -182,9 +181,8 @@ def _ehr(say, data, quick, seed):
     model = EhrSafe(random_state=seed, progress=False, epochs=epochs, calibration=2000 if quick else 10_000).fit(training)
     say(0.6, "drawing synthetic patients")
     synthetic = model.sample(len(training), random_state=seed)
-    stages = iter((0.65, 0.75, 0.85, 0.93))
     found = judge(training, synthetic, holdout, test=test, models=("LR",) if quick else ("GBDT", "LR"), permutations=99 if quick else 199, subgroups=False,
-                  figures=True, random_state=seed, progress=lambda stage: say(next(stages, 0.95), f"judging: {stage}"))
+                  figures=True, random_state=seed, progress=lambda share, words: say(0.65 + 0.3 * share, f"judging: {words}"))
     answers = [{"question": a.question, "verdict": a.verdict, "reason": a.reason} for a in found.answers]
     fidelity = [{key: row.get(key) for key in ("group", "mean", "typical", "high", "kept")} for row in found.fidelity.summary]
     numbers = {key: value for key, value in found.to_dict().items() if key not in ("figures", "seconds", "tolerance", "subgroups")}
@@ -346,13 +344,13 @@ def take_tour(
     data=None,  # a folder with e2e/ and icu/ for real data; None: grammars and the simulator of this book
     quick: bool = False,  # smaller models and fewer patients
     random_state: int = 0,  # the same number gives the same numbers
-    progress=None,  # called with a stop's name, a share in [0, 1] and a few words
+    progress=False,  # True: say on standard error how far it is; or a function of a stop's name, a share and words
 ) -> Tour:
     "Account, calibrate, synthesise, ensemble: a small piece of work for each part of the book."
     chosen, seed = _check_tour(only, data, random_state)
     done, seconds = [], {}
     for name in chosen:
-        say = (lambda share, words, name=name: progress(name, share, words)) if progress else lambda share, words: None
+        say = (lambda share, words, name=name: progress(name, share, words)) if callable(progress) else teller(progress)
         started = time.perf_counter()
         with _one_thread(name):
             done.append(_visit(name, say, data, quick, seed))
@@ -481,9 +479,9 @@ def _page_path(out):
 # %% ../nbs/tour.ipynb #45eca5cc
 @contextmanager
 def _bars(names, quiet):
-    "A progress bar for each stop, on standard error; yields a function for `take_tour`, or None."
+    "A progress bar for each stop, on standard error; yields a function for `take_tour`, or False."
     if quiet:
-        yield None
+        yield False
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn

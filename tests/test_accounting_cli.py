@@ -56,6 +56,8 @@ def test_curve(databloom, tmp_path):
     several = answer(databloom, "curve --noise-multiplier 1 --sampling-probability 0.01 --delta 1e-5 --steps 10,100 --steps 1000")
     assert several["steps"] == [10, 100, 1000] and several["upper"][-1] == pytest.approx(found["upper"][-1], rel=1e-3)
     code, out, err = databloom("curve --noise-multiplier 1 --steps 3,4 --delta 1e-5")
+    assert "assumes" in out and out.startswith("epsilon of Gaussian(1)")
+    code, out, err = databloom("curve --noise-multiplier 1 --steps 3,4 --delta 1e-5 --quiet")
     assert code == 0 and out.count("\n") == 2 and "between" in out
 
 

@@ -43,6 +43,25 @@ def test_a_command_has_the_options_that_all_have(name):
     assert COMMANDS[name].help and all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_what_is_written_goes_where_out_or_plot_says(name):
+    found = options(name)
+    assert not {"--report", "--page", "--figure"} & set(found) and ("--output" not in found or "--out" in found)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_any_work(capsys, tmp_path):
+    (tmp_path / "m").mkdir()
+    for words in (["sepsis", "evaluate", tmp_path / "m", tmp_path / "c", "--out", tmp_path / "r.pdf"], ["sepsis", "audit", *[tmp_path / "m"] * 3, "--out", tmp_path / "no" / "r.html"],
+                  ["ehr", "report", "--real", "a", "--synthetic", "b", "--holdout", "c", "--out", tmp_path / "r.pdf"]):
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        assert stop.value.code == 2 and "must be a file name ending in .html" in capsys.readouterr().err
+    for words in (["epsilon", "--noise-multiplier", "1", "--steps", "1", "--delta", "1e-5"], ["calibrate", tmp_path / "none.csv", "--alpha", "0.1"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, words), "--plot", "run.docx"])
+        assert stop.value.code == 2 and "plot must be a file name ending in .png" in capsys.readouterr().err
+
+
 def test_help_of_every_command_is_light():
     script = f"""
 import contextlib, io, sys

@@ -32,7 +32,7 @@ def test_train_evaluate_predict_audit(folder, capsys):
     assert {"model.safetensors", "model.json", "ledger.json", "report.html", "report.json"} <= {p.name for p in (folder / "model").iterdir()}
     code, _, err = run(capsys, "train", folder / "cohort", "--out", folder / "model")
     assert code == 2 and len(err.strip().splitlines()) == 1 and "ledger" in err
-    code, out, _ = run(capsys, "evaluate", folder / "model", folder / "cohort", "--draws", 5, "--json", "--report", folder / "r.html")
+    code, out, _ = run(capsys, "evaluate", folder / "model", folder / "cohort", "--draws", 5, "--json", "--out", folder / "r.html")
     found = json.loads(out)
     assert code == 0 and {"MSE", "AUROC", "AUPRC", "utility", "AUROC 4 h"} <= set(found["values"]["ensemble"]) and "calibration" in found
     assert json.loads((folder / "r.json").read_text())["patients"] == 90
@@ -44,7 +44,7 @@ def test_train_evaluate_predict_audit(folder, capsys):
     assert code == 0 and spent == sorted(spent) and 0 < spent[-1] <= 0.5 + 1e-6
     code, out, err = run(capsys, "predict", folder / "model", folder / "rows.csv", "--private", "--epsilon", 0.3)
     assert code == 2 and "budget" in err and len(err.strip().splitlines()) == 1
-    code, out, _ = run(capsys, "audit", folder / "model", folder / "cohort", folder / "cohort", "--json", "--report", folder / "a.html")
+    code, out, _ = run(capsys, "audit", folder / "model", folder / "cohort", folder / "cohort", "--json", "--out", folder / "a.html")
     found = json.loads(out)
     assert code == 0 and {"calibrated", "likelihood ratio"} <= set(found["attacks"]) and found["one_run"]["lower"] <= found["one_run"]["epsilon"]
     assert "Audit in one run" in (folder / "a.html").read_text()
