@@ -1,5 +1,4 @@
 """How a function or class is presented on the site: its name, where its source is, what it does, and a table of its parameters."""
-import html
 import importlib
 import inspect
 import re
@@ -7,9 +6,24 @@ from operator import attrgetter
 
 from fastcore.docments import docments
 from nbdev.doclinks import NbdevLookup
+from nbdev.processors import add_show_docs
 from nbdev.showdoc import BasicMarkdownRenderer
 
 NOTHING = (None, inspect.Parameter.empty)
+chapter = None  # the module of the notebook that is being processed
+
+
+def know_the_chapter(begin=add_show_docs.begin):
+    "Let a name mean what it means in its own chapter: two chapters may have a `Calibration` each."
+    def begin_and_remember(self):
+        global chapter
+        found = [re.search(r"^#\| *default_exp +(\S+)", cell.source, re.MULTILINE) for cell in self.nb.cells]
+        chapter = next((f"databloom.{match[1]}" for match in found if match), None)
+        begin(self)
+
+    add_show_docs.begin = begin_and_remember
+    anywhere = NbdevLookup.__getitem__
+    NbdevLookup.__getitem__ = lambda self, name: self.syms.get(f"{chapter}.{name}") or anywhere(self, name)
 
 
 def cell(text):
@@ -19,7 +33,7 @@ def cell(text):
 
 def code(text):
     "A name or a default as code that nbdev does not take for a link."
-    return f"<code>{cell(html.escape(text, quote=False))}</code>"
+    return f"`` {cell(text)} ``" if text else ""
 
 
 def kind(annotation):
@@ -31,7 +45,10 @@ def kind(annotation):
 
 
 def default(value):
-    "A default value, short enough for a table."
+    "A default value, short enough for a table; nothing for an option of the command line that must be given."
+    value = getattr(value, "default", value)
+    if value is ...:
+        return ""
     return code(value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else repr(value))
 
 
@@ -44,6 +61,19 @@ def exported(sym, name):
     return attrgetter(name)(module)
 
 
+def option(parameter):
+    "What Typer is told about a parameter of a command, or None: its `help` is what the reader needs."
+    told = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
+    return next((each for each in told if hasattr(each, "param_decls")), None)
+
+
+def option_names(name, told):
+    "A parameter as it is typed on the command line: `--noise-multiplier`, or `FOLDER` where its place says what it is."
+    if type(told).__name__ == "ArgumentInfo":
+        return (told.metavar or name).upper()
+    return ", ".join(told.param_decls or ["--" + name.replace("_", "-")])
+
+
 class SignatureTable(BasicMarkdownRenderer):
     "The Markdown of `show_doc`: heading, link to the source, docstring, and a row for each parameter."
 
@@ -51,14 +81,20 @@ class SignatureTable(BasicMarkdownRenderer):
         sym = exported(self.sym, self.nm)
         notes = docments(sym, full=True)
         for name, parameter in (self.sig.parameters if self.sig else {}).items():
-            if name != "self":
-                given = "" if parameter.default is parameter.empty else default(parameter.default)
+            told = option(parameter)
+            given = "" if parameter.default is parameter.empty else default(parameter.default)
+            if told:
+                plain = getattr(parameter.annotation, "__origin__", None) if hasattr(parameter.annotation, "__metadata__") else parameter.annotation
+                yield code(option_names(name, told)), kind(plain), given, cell(told.help or "")
+            elif name != "self":
                 yield code(name), kind(parameter.annotation), given, cell((notes.get(name) or {}).get("docment") or "")
         back = notes.get("return") or {}
         if not inspect.isclass(sym) and (back.get("docment") or back.get("anno") not in NOTHING):
             yield "**returns**", kind(back.get("anno")), "", cell(back.get("docment") or "")
 
     def _repr_markdown_(self):
+        if any(part.startswith("_") for part in self.nm.split(".")):
+            return ""  # a method of a class that is nobody's but the chapter's, or one that nobody calls by its name
         source = NbdevLookup().code(self.fn)
         parts = [f"{'#' * self.title_level} {self.nm}"]
         parts += [f'[source]({source}){{target="_blank" .showdoc-source}}'] if source else []

@@ -1,5 +1,7 @@
 "Build the site into _docs/ without Quarto, and refuse a warning, a notebook that is not listed or a link that leads nowhere."
 import argparse
+import base64
+import html
 import json
 import re
 import shutil
@@ -59,9 +61,9 @@ def check_titles():
 
 def without_maths(config):
     "The configuration for smalldocs, which does not know Quarto's `html-math-method`, and the folder of KaTeX that it names."
-    html = dict(config["format"]["html"])
-    method = html.pop("html-math-method")
-    return {**config, "format": {"html": html}}, method["url"].rstrip("/")
+    options = dict(config["format"]["html"])
+    method = options.pop("html-math-method")
+    return {**config, "format": {"html": options}}, method["url"].rstrip("/")
 
 
 def take_page_names(folder):
@@ -76,6 +78,22 @@ def take_page_names(folder):
         head["source"] = text.replace(found[0], "")
         path.write_text(json.dumps(notebook), encoding="utf-8")
     return names
+
+
+def join_streams(folder):
+    "What a cell printed in several goes is one text to its reader, as in Jupyter."
+    for path in folder.rglob("*.ipynb"):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            joined = []
+            for output in cell.get("outputs", []):
+                if joined and output["output_type"] == "stream" == joined[-1]["output_type"] and output["name"] == joined[-1]["name"]:
+                    joined[-1]["text"] = "".join(joined[-1]["text"]) + "".join(output["text"])
+                else:
+                    joined.append(output)
+            if "outputs" in cell:
+                cell["outputs"] = joined
+        path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
 # After: the pages
@@ -140,6 +158,26 @@ def shorten_links(site, base):
         path.write_text(re.sub(rf'href="{re.escape(base)}/([^"]*)"', shorten, text), encoding="utf-8")
 
 
+def is_prose(text):
+    "Whether a printed text may wrap: blanks inside a line line columns up, and a wrapped table is none."
+    return not any("  " in line.strip() or "\t" in line for line in text.splitlines())
+
+
+def fit_outputs(site):
+    "Tell the style sheet what it cannot see: how wide a figure was drawn, and which printed texts are sentences."
+    def figure(match):
+        width = int.from_bytes(base64.b64decode(match[1])[16:20], "big")  # the head of a PNG
+        return f'<img style="--drawn: {width}px" {match[0][5:]}'
+
+    def printed(match):
+        return f"{match[1]} class=\"prose\"{match[2]}" if is_prose(html.unescape(match[2])) else match[0]
+
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'<img src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
+        path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)(><code>.*?</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
+
+
 def broken_links(site):
     "Each link of the site that leads to no file or no place in it, and each thing that a page would load from elsewhere."
     site = site.resolve()
@@ -184,6 +222,7 @@ def build(fresh=False):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(processed / name, folder / name)
         names = take_page_names(folder)
+        join_streams(folder)
         (folder / "_quarto.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         problems = render(folder, quiet=True).warnings
         shutil.rmtree(site, ignore_errors=True)
@@ -191,6 +230,7 @@ def build(fresh=False):
     rename_pages(site, names)
     use_local_katex(site, katex)
     use_local_fonts(site)
+    fit_outputs(site)
     shorten_links(site, settings.doc_host + settings.doc_baseurl)
     return problems + list(broken_links(site))
 
@@ -205,9 +245,10 @@ def main():
 
 if __name__ == "__mp_main__":  # one of the processes in which nbdev runs the notebooks' imports and `show_doc`
     import nbdev.showdoc
-    from showdoc import SignatureTable
+    from showdoc import SignatureTable, know_the_chapter
 
     nbdev.showdoc.BasicMarkdownRenderer = SignatureTable
+    know_the_chapter()
     warnings.filterwarnings("error", message="Found cells containing imports")  # such a cell runs without those above it
 elif __name__ == "__main__":
     main()
