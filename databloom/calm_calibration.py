@@ -476,7 +476,7 @@ class LossTable(Result):
             found = {f.name: saved[f.name] if f.name in saved else None for f in fields(cls)}
         return cls(**{**found, "measure": str(found["measure"]), "thresholds": tuple(found["thresholds"].tolist()), "num_layers": int(found["num_layers"])})
 
-
+# %% ../nbs/calm_calibration.ipynb #c2f46500
 def table_of(
     early,  # threshold -> `Answers`, all for the same prompts
     full: Answers,  # of the full model

@@ -253,12 +253,9 @@ class Stack(nn.Module):
 
 # %% ../nbs/02_calm_model.ipynb #3520de01
 class CalmT5(nn.Module):
-    "T5 encoder-decoder that can predict after every decoder layer; parameter names are Hugging Face's."
+    "T5 encoder-decoder of the shape `config` that can predict after every decoder layer; parameter names are Hugging Face's."
 
-    def __init__(
-        self,
-        config: CalmConfig,  # shape of the model
-    ):
+    def __init__(self, config: CalmConfig):
         super().__init__()
         self.config = config
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
@@ -270,12 +267,8 @@ class CalmT5(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.shared.weight
 
-    def encode(
-        self,
-        input_ids,  # tokens of the prompts, shape (batch, length)
-        attention_mask=None,  # 1 where a token counts, shape (batch, length); None: all but padding
-    ):
-        "Memory of the prompt: (batch, length) tokens to (batch, length, d_model) states."
+    def encode(self, input_ids, attention_mask=None):
+        "Memory of the prompt: `input_ids` (batch, length) to states (batch, length, d_model); without an `attention_mask` all but padding counts."
         if attention_mask is None:
             attention_mask = input_ids != self.config.pad_token_id
         allowed = attention_mask.bool()[:, None, None, :]
@@ -303,13 +296,8 @@ class CalmT5(nn.Module):
             normed = normed * self.config.d_model**-0.5
         return self.lm_head(normed)
 
-    def layer_logits(
-        self,
-        input_ids,  # tokens of the prompts, shape (batch, length)
-        attention_mask,  # 1 where a token counts, shape (batch, length)
-        decoder_input_ids,  # start token and the answer so far, shape (batch, length)
-    ):
-        "Logits after every decoder layer: (L, batch, length, vocab_size)."
+    def layer_logits(self, input_ids, attention_mask, decoder_input_ids):
+        "Logits after every decoder layer, (L, batch, length, vocab_size); `input_ids`, `attention_mask` and `decoder_input_ids` as in `forward`."
         memory = self.encode(input_ids, attention_mask)
         states = self.decode_states(decoder_input_ids, memory, attention_mask)
         return torch.stack([self.head(self.normed(state)) for state in states])

@@ -203,12 +203,7 @@ def curve(
     answer = epsilon_curve(parts, counts, delta=delta, tolerance=tolerance, adjacency=neighbours, assumptions=_sgd_assumptions)
     if plot is not None:
         save_plot(answer, plot)
-    if as_json:
-        print(answer.to_json())
-        return
-    for i, (count, upper) in enumerate(zip(answer.steps, answer.upper)):
-        between = f"at most {upper:.9g}" if answer.lower is None else f"between {answer.lower[i]:.9g} and {upper:.9g}"
-        print(f"{count:13,d} steps: epsilon {between}")
+    print(answer.to_json() if as_json else "\n".join(answer.lines()) if quiet else answer)
 
 # %% ../nbs/cli_accounting.ipynb #4dca3c00
 verify_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -1331,7 +1331,7 @@ class EpsilonCurve(Result):
             ax.legend()
         return ax
 
-
+# %% ../nbs/01_connect_the_dots.ipynb #198e874d
 def epsilon_curve(
     mechanism,  # a `Pair`, or a list of (Pair, count) that makes one step
     steps,  # numbers of steps, shape (k,)
