@@ -128,7 +128,8 @@ def _layers(cells):
     height[peak:] = np.minimum.accumulate(height[peak:])  # one hump: what lies above each level is one interval
     height[:peak + 1] = np.minimum.accumulate(height[:peak + 1][::-1])[::-1]
     order = np.argsort(height)
-    lengths = np.cumsum(np.diff(cells.ratio)[order][::-1])[::-1]
+    length = cells.width * np.sqrt(cells.sampled[:-1] * cells.sampled[1:]) / s  # a lower bound, as log r is concave
+    lengths = np.cumsum(length[order][::-1])[::-1]
     total = cells.mass.sum() + cells.left + cells.right
     return np.diff(height[order], prepend=0.0) * lengths / total * (1 - 1e-9), lengths
 
@@ -271,6 +272,7 @@ def _phi(self, step, count):
         error, error_shift = error + np.abs(less) @ doubt, error_shift + doubt @ np.abs(turn)
     total = (total + shift).T.ravel()[:count]
     error = (error[:, None] + error_shift).T.ravel()[:count] + 2 * self.lost + self.phase * step * np.arange(count)
+    error += (self.error + 4 * ulp) * np.abs(total)  # the moment that divides, and the last rounding
     return total.conj() if self.steps.swapped else total, error
 
 
@@ -430,7 +432,7 @@ def _build(self, kinds, delta, accuracy, near, most_work):
     self.log_rest = -_decay(layers, (self.terms - 1) * step) - math.log(math.pi * (self.terms - 1) * step)
     chernoff = [_Nodes(_Cells(steps, self.far_tilt), 0.0, 1e-5 / n).fill() for steps in kinds]
     self.log_far = sum(one.steps.n * (one.log_moment + one.error) for one in chernoff)
-    if not math.isfinite(self.log_far + self.log_rest + self.log_moment) or not np.isfinite(self.sum).all():
+    if not math.isfinite(self.log_far + self.log_rest + self.log_moment) or not np.isfinite(self.sum).all() or not self.common < 0.1:
         raise ContourError("numbers too large")
 
 # %% ../nbs/contour.ipynb #229812e3
@@ -494,9 +496,10 @@ def _delta(self, epsilon):
         chernoff = self.log_far - mu * e + mu * math.log(mu) - (mu + 1) * math.log1p(mu)
         excess = 1 / math.expm1(min(self.tilt * self.window, 700.0)) + np.exp(np.minimum(chernoff - math.log(math.expm1(min((mu - self.tilt) * self.window, 600.0))), 600.0))
         value = self._sums(e)[0]
-        error = error + np.abs(value) * np.expm1(min(self.common, 1.0)) * 1.01
+        error = error + np.abs(value) * np.expm1(self.common) * 1.01
         low, high = np.maximum(value - error - 1.01 * excess, 0.0), np.minimum(value + error + self.cut_mass, 1.0)
-        low, high = np.where(np.isfinite(value) & (low < 1), low, 0.0), np.where(np.isfinite(value) & (high > 0), high, 1.0)
+        near = np.isfinite(value) & (-self.tilt * (e - self.center) < 600)  # else nothing can be said
+        low, high = np.where(near & (low < 1), low, 0.0), np.where(near & (high > 0), high, 1.0)
     return (low, high) if np.ndim(epsilon) else (float(low[0]), float(high[0]))
 
 # %% ../nbs/contour.ipynb #c9edca72

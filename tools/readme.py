@@ -49,7 +49,10 @@ def make():
     "The text of README.md and the pictures that the notebook drew, by file name."
     exporter = MarkdownExporter(config=Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": {"only-output"}}}))
     resources = {"output_files_dir": "assets", "unique_key": "readme"}
-    body, resources = exporter.from_notebook_node(shown(nbformat.read(SOURCE, as_version=4)), resources)
+    notebook = nbformat.read(SOURCE, as_version=4)
+    told = iter([match[1] for cell in notebook.cells for match in re.finditer(r'^#\| *fig-alt: *"(.*)"$', cell.source, re.MULTILINE)])
+    body, resources = exporter.from_notebook_node(shown(notebook), resources)
+    body = re.sub(r"^ *\n!\[png\](\(\S+\))\n *$", lambda match: f"\n![{next(told)}]{match[1]}\n", body, flags=re.MULTILINE)
     body = re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", from_the_top, body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip()
     pictures = {Path(name).name: data for name, data in resources.get("outputs", {}).items()}
