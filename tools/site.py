@@ -166,15 +166,15 @@ def is_prose(text):
 def fit_outputs(site):
     "Tell the style sheet what it cannot see: how wide a figure was drawn, and which printed texts are sentences."
     def figure(match):
-        width = int.from_bytes(base64.b64decode(match[1])[16:20], "big")  # the head of a PNG
-        return f'<img style="--drawn: {width}px" {match[0][5:]}'
+        width = int.from_bytes(base64.b64decode(match[2])[16:20], "big")  # the head of a PNG
+        return f'<img style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
 
     def printed(match):
         return f"{match[1]} class=\"prose\"{match[2]}" if is_prose(html.unescape(match[2])) else match[0]
 
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
-        text = re.sub(r'<img src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
+        text = re.sub(r'<img ([^>]*?)src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
         path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)(><code>.*?</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
 
 
