@@ -22,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from .black_boxes import ApproximateDP, PureDP
 from .connect_the_dots import epsilon_bounds
 from .core import Result, check_array, check_choice, check_count, check_number, check_probability, file_lock, generator, plain, refuse, whole_file
 from .ledger import BudgetExceeded
-from .mechanisms import DiscretePair, Gaussian, Laplace
+from .mechanisms import DiscreteLaplace, DiscretePair, Gaussian, Laplace
+from .noise_calibration import calibrate_noise
 from .privacy_attacks import membership, one_run_audit
 from .sepsis_ensemble import Ensemble, ReadoutPool, Reservoir, Stays, target_of, train_pooled_readout, train_readouts, utility_score
 
@@ -90,21 +92,14 @@ def discrete_gaussian(
 mechanisms = ("laplace", "gaussian", "discrete-laplace", "discrete-gaussian")
 
 
-def _worst_pair(epsilon, delta):
-    a = (1 - delta) / (1 + math.exp(-epsilon))
-    b = (1 - delta) - a
-    p = [delta, a, b, 0.0] if delta else [a, b]
-    return DiscretePair(p, p[::-1])
+def _told(epsilon, delta):
+    "A guarantee from elsewhere; an epsilon too small for its pair is rounded up."
+    epsilon = max(epsilon, 1e-9) if epsilon > 0 else 0.0
+    return ApproximateDP(epsilon, delta) if delta or not epsilon else PureDP(epsilon)
 
 
-def _discrete_pair(kind, units, scale):
-    "The pair of a discrete noise with centres 0 and `units`; mass far out is charged as an infinite loss."
-    if kind == "discrete-laplace":
-        x, q = np.arange(units + 1), math.exp(-1 / scale)
-        zero = -math.expm1(-1 / scale) / (1 + q)
-        masses = np.exp(-x / scale) * zero  # of Q at 0 .. units
-        masses[0], masses[-1] = 1 / (1 + q), math.exp(-units / scale) / (1 + q)
-        return DiscretePair(masses[::-1] / masses.sum(), masses / masses.sum())
+def _discrete_gaussian_pair(units, scale):
+    "The pair of discrete Gaussian noise with centres 0 and `units`, for wider noise than `DiscreteGaussian` takes; mass far out is charged as an infinite loss."
     reach = math.ceil(12 * scale) + 1
     x = np.arange(-reach, reach + units + 1, dtype=float)
     p, q = np.exp(-((x - units) ** 2) / (2 * scale**2)), np.exp(-(x**2) / (2 * scale**2))
@@ -121,9 +116,11 @@ def pair_of(
         return Laplace(entry["noise"])
     if kind == "gaussian":
         return Gaussian(entry["noise"])
-    if kind in ("discrete-laplace", "discrete-gaussian"):
-        return _discrete_pair(kind, entry["units"], entry["scale"])
-    return _worst_pair(entry["epsilon"], entry.get("delta", 0.0))
+    if kind == "discrete-laplace":
+        return DiscreteLaplace(entry["scale"], entry["units"])
+    if kind == "discrete-gaussian":
+        return _discrete_gaussian_pair(entry["units"], entry["scale"])
+    return _told(entry["epsilon"], entry.get("delta", 0.0))
 
 # %% ../nbs/sepsis_privacy.ipynb #c8ea2e7f
 public_things = ("members", "weights", "preprocessing", "development set", "output bound")
@@ -283,13 +280,7 @@ def clipped_average(
 
 def _noise_for(mechanism, epsilon, delta):
     "Scale of the noise over the sensitivity that gives epsilon for one value."
-    if mechanism.endswith("laplace"):
-        return 1 / epsilon
-    low, high = 1e-3, 1e6
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if epsilon_bounds(Gaussian(middle), 1, delta=delta).upper > epsilon else (low, middle)
-    return high
+    return 1 / epsilon if mechanism.endswith("laplace") else calibrate_noise(epsilon=epsilon, delta=delta, accuracy=1e-6).noise_multiplier
 
 # %% ../nbs/sepsis_privacy.ipynb #1de53364
 def _grid(D):

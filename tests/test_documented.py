@@ -49,7 +49,8 @@ def unexplained(what, thing, module):
     said = " ".join(filter(None, [thing.__doc__, *(way.__doc__ for way in ways)]))
     names = list(inspect.signature(code).parameters)[1 if "." in what or code is not thing else 0:]
     beside = lambda name: any(note.get(name) for note in notes) or re.search(rf"[*][*]{name},  # \w", inspect.getsource(code))
-    return [name for name in names if not (name == "ax" or name.startswith("_") or beside(name) or re.search(rf"\b{name}\b", said))]
+    asked = lambda name: getattr(inspect.signature(code).parameters[name].default, "help", None)  # an option of a command
+    return [name for name in names if not (asked(name) or name == "ax" or name.startswith("_") or beside(name) or re.search(rf"\b{name}\b", said))]
 
 
 def inherited(what, module):
