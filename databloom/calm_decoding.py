@@ -6,9 +6,9 @@
 __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register_measure', 'softmax_response', 'softmax_gap',
            'state_saturation', 'exit_classifier', 'shortlist', 'find_measure', 'decayed_threshold', 'ExitRule',
            'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine',
-           'encode_prompts', 'LoneCache', 'lone_layer', 'next_layer', 'Sight', 'CrowdCache', 'Visit', 'crowd_fill',
-           'crowd_layer', 'Generated', 'Token', 'check_prompts', 'DecoderParts', 'Decoder', 'decoding_work',
-           'predicted_speedup']
+           'encode_prompts', 'LoneCache', 'lone_layer', 'next_layer', 'key_places', 'Sight', 'CrowdCache', 'Visit',
+           'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts', 'DecoderParts', 'Decoder',
+           'decoding_work', 'predicted_speedup']
 
 # %% ../nbs/calm_decoding.ipynb #a851cd9c
 from .core import need
@@ -376,16 +376,16 @@ class Engine:
 
     def __init__(self, model: CalmT5, device):
         config = self.config = model.config
-        self.encoder, self.encoder_gain = [pack_layer(block) for block in model.encoder.block], model.encoder.final_layer_norm.weight.detach()
-        self.encoder_distances, self.encoder_bias = model.encoder.block[0].layer[0].part.relative_attention_bias.weight.detach(), {}
+        self.encoder, self.encoder_gain, self.encoder_bias = [pack_layer(block) for block in model.encoder.block], model.encoder.final_layer_norm.weight.detach(), {}
+        self.encoder_distances = model.encoder.block[0].layer[0].part.relative_attention_bias.weight.detach()
         first, norm = model.decoder.block[0].layer[0].part, model.decoder.final_layer_norm.weight.detach()
         self.layers = [pack_layer(block) for block in model.decoder.block]
         self.bend = model.decoder.block[0].layer[-1].part.bend
         self.embedding = model.shared.weight.detach()
         self.distance_table = first.relative_attention_bias.weight.detach().t().contiguous()  # (heads, buckets)
-        scale = config.d_model**-0.5 if config.tie_word_embeddings else 1.0
-        self.gain, self.head = norm, (model.lm_head.weight.detach() * (norm * scale)).t().contiguous()
-        # A normed state has length sqrt(d) at most: with such a head a logit is finite unless the state itself is not, and then all are NaN.
+        self.gain, scale = norm, config.d_model**-0.5 if config.tie_word_embeddings else 1.0
+        self.head = (model.lm_head.weight.detach() * (norm * scale)).t().contiguous()
+        # A normed state has length sqrt(d) at most, so with such a head a logit is finite unless the state itself is not; then all are NaN.
         self.bounded = math.isfinite(float(torch.linalg.vector_norm(self.head, dim=0).max()) * config.d_model**0.5)
         classifier, self.classifier = getattr(model, "exit_classifier", None), None
         if classifier is not None:
@@ -395,11 +395,10 @@ class Engine:
 
     def scale(self, row):
         "1 / root mean square of a single row, as a Python number."
-        last, scale = self.last
-        if last is not row:
-            scale = (torch.linalg.vector_norm(row).item() ** 2 / self.width + self.epsilon) ** -0.5
-            self.last = row, scale
-        return scale
+        last = self.last
+        if last[0] is not row:
+            last = self.last = row, (torch.linalg.vector_norm(row).item() ** 2 / self.width + self.epsilon) ** -0.5
+        return last[1]
 
     def unit(self, x):
         "Rows brought to unit mean square (the norm without its gain)."
@@ -417,9 +416,7 @@ class Engine:
     def exit_score(self, x):
         "The early-exit classifier before its sigmoid: (rows, 1)."
         weight, bias = self.classifier
-        if self.quick and len(x) == 1:
-            return torch.addmm(bias, x, weight, alpha=self.scale(x))
-        return torch.addmm(bias, self.unit(x), weight)
+        return torch.addmm(bias, x, weight, alpha=self.scale(x)) if self.quick and len(x) == 1 else torch.addmm(bias, self.unit(x), weight)
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -430,8 +427,8 @@ class Engine:
     def distances(self, steps):
         "(heads, steps): what attention adds for a distance of steps - 1, ..., 1, 0."
         c = self.config
-        buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)
-        return self.distance_table[:, buckets[0].to(self.distance_table.device)]
+        buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)[0]
+        return self.distance_table[:, buckets.to(self.distance_table.device)]
 
 # %% ../nbs/calm_decoding.ipynb #287dd8b3
 def _encoder_bias(engine, length):
@@ -516,7 +513,7 @@ class LoneCache:
 
     def keep(self, t, x, layer):
         "Token t has left after `layer` with state x, which stands in above; the normed state is returned."
-        if self.filled[layer] > t:  # the oracle has been above
+        if max(self.filled[layer:], default=0) > t:  # the oracle has been above
             self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
         return torch.mul(x, self.engine.scale(x), out=self.slots[t])
 
@@ -564,6 +561,15 @@ with warnings.catch_warnings():  # torch says once that such tensors are in beta
     torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.tensor([]), (1, 1), check_invariants=False)
 
 
+def key_places(
+    rows: int,  # how many there are
+    length: int,  # positions of each
+    heads: int,  # of the attention
+) -> torch.Tensor:  # (rows, heads, length), counted head by head; the values lie `heads` further on
+    "Where the keys lie in a block (rows, length, keys and values, heads)."
+    return 2 * heads * torch.arange(rows * length).view(rows, 1, length) + torch.arange(heads)[:, None]
+
+
 class Sight:
     "The keys that the queries of some rows look at, wherever these lie, and what is added to each score."
 
@@ -604,12 +610,8 @@ class CrowdCache:
         ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
         self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
         self.windows = self.distances.unfold(1, steps, 1).transpose(0, 1)  # (start, heads, steps), a view
-        self.own, self.prompt = (self._addresses(length) for length in (steps, memory.shape[1]))
+        self.own, self.prompt = (key_places(self.rows, length, self.heads) for length in (steps, memory.shape[1]))
         self.last = None
-
-    def _addresses(self, length):
-        "Where the keys of each row, head and position lie in a block (rows, length, keys and values, heads), counted in heads."
-        return 2 * self.heads * torch.arange(self.rows * length).view(-1, 1, length) + torch.arange(self.heads)[:, None]
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
@@ -654,7 +656,7 @@ class CrowdCache:
         self.kv, self.cross = both[: self.depth], both[self.depth :]
         self.own, self.prompt = self.own[: self.rows], self.prompt[: self.rows]
 
-
+# %% ../nbs/calm_decoding.ipynb #40c548c2
 class Visit:
     "Some rows of the cache with one token each: what they look at, the same in all layers."
 
