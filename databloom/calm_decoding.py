@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['measures', 'DECAY_FORMS', 'recompute', 'State', 'Measure', 'register_measure', 'softmax_response', 'softmax_gap',
            'state_saturation', 'exit_classifier', 'shortlist', 'find_measure', 'decayed_threshold', 'ExitRule',
-           'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine', 'LoneCache',
-           'lone_layer', 'next_layer', 'CrowdCache', 'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts',
-           'DecoderParts', 'Decoder', 'decoding_work', 'predicted_speedup']
+           'FullModel', 'Static', 'Oracle', 'Confidence', 'Replay', 'LayerWeights', 'pack_layer', 'Engine',
+           'encode_prompts', 'LoneCache', 'lone_layer', 'next_layer', 'key_places', 'Sight', 'CrowdCache', 'Visit',
+           'crowd_fill', 'crowd_layer', 'Generated', 'Token', 'check_prompts', 'DecoderParts', 'Decoder',
+           'decoding_work', 'predicted_speedup']
 
 # %% ../nbs/calm_decoding.ipynb #a851cd9c
 from .core import need
@@ -19,6 +20,7 @@ torch = need("torch", "calm")
 import copy
 import math
 import time
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -59,12 +61,23 @@ class State:
     "What a confidence measure sees of the tokens still on their way: one row a token."
     __slots__ = ("hidden", "previous", "layer", "step", "rows", "count", "first", "memory", "engine", "_logits")
 
-    def __init__(self, engine, count=1):
-        self.engine = engine  # the decoder's packed weights
-        self.count, self.memory = count, {}  # texts in the batch, and room for a measure to remember things in
+    def __init__(
+        self,
+        engine,  # the decoder's packed weights, an `Engine`
+        count: int = 1,  # texts in the batch
+    ):
+        self.engine, self.count, self.memory = engine, count, {}  # `memory`: room for a measure to remember things in
 
-    def at(self, hidden, previous, layer, step, rows, first):
-        "The tokens' states after `layer`; their positions and texts; whether it is their first check."
+    def at(
+        self,
+        hidden: torch.Tensor,  # (rows, d_model), the states after the layer
+        previous: torch.Tensor,  # (rows, d_model), the states below it
+        layer: int,  # which layer, from 1
+        step,  # positions of the tokens, from 0: a number or one a row
+        rows: np.ndarray,  # to which text of the batch each belongs
+        first: bool,  # whether this is the first check of these tokens
+    ):  # the state itself
+        "Move on to these tokens after this layer."
         self.hidden, self.previous, self.layer, self._logits = hidden, previous, layer, None
         self.step, self.rows, self.first = step, rows, first
         return self
@@ -98,8 +111,8 @@ measures: dict[str, Measure] = {}
 
 def register_measure(
     name: str,  # for `Confidence(name, ...)` and the command line
-    **facts,  # `first_layer`, `work`, `uses_head`, `needs_classifier`
-):
+    **facts,  # `first_layer` (1), `work` (0 multiply-adds), `uses_head` (False), `needs_classifier` (False), as in `Measure`
+):  # a decorator
     "Decorator that enters a confidence measure into the registry `measures`."
 
     def enter(function):
@@ -114,20 +127,26 @@ def _head_work(config):
 
 
 @register_measure("softmax", work=_head_work, uses_head=True)
-def softmax_response(state: State):
+def softmax_response(
+    state: State,  # the tokens still on their way, after a layer
+) -> torch.Tensor:  # (rows,), in [0, 1]
     "Largest probability of the head's distribution (the announcement's definition)."
     return torch.softmax(state.logits, -1).amax(-1)
 
 
 @register_measure("softmax_gap", work=_head_work, uses_head=True)
-def softmax_gap(state: State):
+def softmax_gap(
+    state: State,  # the tokens still on their way, after a layer
+) -> torch.Tensor:  # (rows,), in [0, 1]
     "Difference of the two largest probabilities (the paper's definition)."
     top = torch.softmax(state.logits, -1).topk(2, -1).values
     return top[..., 0] - top[..., 1]
 
 # %% ../nbs/calm_decoding.ipynb #f2757ae5
 @register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model)
-def state_saturation(state: State):
+def state_saturation(
+    state: State,  # the tokens still on their way, after a layer
+) -> torch.Tensor:  # (rows,), in [0, 1]
     "Cosine of the hidden states after this layer and the one below, negative values counted as 0."
     one, other = state.hidden, state.previous
     across, lengths = (one * other).sum(-1), one.square().sum(-1) * other.square().sum(-1)
@@ -135,7 +154,9 @@ def state_saturation(state: State):
 
 # %% ../nbs/calm_decoding.ipynb #5b9c0375
 @register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True)
-def exit_classifier(state: State):
+def exit_classifier(
+    state: State,  # the tokens still on their way, after a layer
+) -> torch.Tensor:  # (rows,), in [0, 1]
     "Sigmoid of the trained early-exit classifier."
     return torch.sigmoid(state.engine.exit_score(state.hidden))
 
@@ -324,21 +345,21 @@ class Replay(ExitRule):
 # %% ../nbs/calm_decoding.ipynb #6152f023
 @dataclass(frozen=True)
 class LayerWeights:
-    "One decoder layer, input by output, with the gains of its norms folded in."
+    "One layer, input by output, with the gains of its norms folded in."
     qkv: torch.Tensor  # (d, 3 inner), self-attention
     o: torch.Tensor  # (inner, d)
-    cross_q: torch.Tensor  # (d, inner)
-    cross_kv: torch.Tensor  # (d, 2 inner), applied to the encoder's memory
-    cross_o: torch.Tensor  # (inner, d)
     wi: torch.Tensor  # (d, d_ff), or (d, 2 d_ff) when gated
     wo: torch.Tensor  # (d_ff, d)
+    cross_q: torch.Tensor | None = None  # (d, inner), in the decoder
+    cross_kv: torch.Tensor | None = None  # (d, 2 inner), applied to the encoder's memory
+    cross_o: torch.Tensor | None = None  # (inner, d)
 
 
 def pack_layer(
-    block,  # a decoder block of `CalmT5`
+    block,  # a block of `CalmT5`, of the encoder or the decoder
 ) -> LayerWeights:  # copies, in the layout for decoding
-    "Fuse and transpose the weights of one decoder layer."
-    own, cross, forward = (residual.part for residual in block.layer)
+    "Fuse and transpose the weights of one layer."
+    own, *cross, forward = (residual.part for residual in block.layer)
     gains = [residual.layer_norm.weight for residual in block.layer]
 
     def pack(*linears, gain=None):
@@ -346,31 +367,38 @@ def pack_layer(
         return (joined if gain is None else joined * gain.detach()).t().contiguous()
 
     widen = (forward.wi_0, forward.wi_1) if forward.gated else (forward.wi,)
-    return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(cross.q, gain=gains[1]), pack(cross.k, cross.v),
-                        pack(cross.o), pack(*widen, gain=gains[2]), pack(forward.wo))
+    middle = [part for c in cross for part in (pack(c.q, gain=gains[1]), pack(c.k, c.v), pack(c.o))]
+    return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(*widen, gain=gains[-1]), pack(forward.wo), *middle)
 
 # %% ../nbs/calm_decoding.ipynb #4fe73866
 class Engine:
-    "Packed weights of a decoder, and what confidence measures may ask of them."
+    "Packed weights of a model, and what confidence measures may ask of them."
 
     def __init__(self, model: CalmT5, device):
         config = self.config = model.config
+        self.encoder, self.encoder_gain, self.encoder_bias = [pack_layer(block) for block in model.encoder.block], model.encoder.final_layer_norm.weight.detach(), {}
+        self.encoder_distances = model.encoder.block[0].layer[0].part.relative_attention_bias.weight.detach()
         first, norm = model.decoder.block[0].layer[0].part, model.decoder.final_layer_norm.weight.detach()
         self.layers = [pack_layer(block) for block in model.decoder.block]
         self.bend = model.decoder.block[0].layer[-1].part.bend
         self.embedding = model.shared.weight.detach()
         self.distance_table = first.relative_attention_bias.weight.detach().t().contiguous()  # (heads, buckets)
-        scale = config.d_model**-0.5 if config.tie_word_embeddings else 1.0
-        self.gain, self.head = norm, (model.lm_head.weight.detach() * (norm * scale)).t().contiguous()
+        self.gain, scale = norm, config.d_model**-0.5 if config.tie_word_embeddings else 1.0
+        self.head = (model.lm_head.weight.detach() * (norm * scale)).t().contiguous()
+        # A normed state has length sqrt(d) at most, so with such a head a logit is finite unless the state itself is not; then all are NaN.
+        self.bounded = math.isfinite(float(torch.linalg.vector_norm(self.head, dim=0).max()) * config.d_model**0.5)
         classifier, self.classifier = getattr(model, "exit_classifier", None), None
         if classifier is not None:
             self.classifier = ((classifier.weight.detach() * norm).t().contiguous(), classifier.bias.detach())
         self.nothing, self.offset = self.head.new_zeros(1), self.head.new_full((1,), config.layer_norm_epsilon)
-        self.width, self.epsilon, self.quick = config.d_model, config.layer_norm_epsilon, device.type == "cpu"
+        self.width, self.epsilon, self.quick, self.last = config.d_model, config.layer_norm_epsilon, device.type == "cpu", (None, 0.0)
 
     def scale(self, row):
         "1 / root mean square of a single row, as a Python number."
-        return (torch.linalg.vector_norm(row).item() ** 2 / self.width + self.epsilon) ** -0.5
+        last = self.last
+        if last[0] is not row:
+            last = self.last = row, (torch.linalg.vector_norm(row).item() ** 2 / self.width + self.epsilon) ** -0.5
+        return last[1]
 
     def unit(self, x):
         "Rows brought to unit mean square (the norm without its gain)."
@@ -388,9 +416,7 @@ class Engine:
     def exit_score(self, x):
         "The early-exit classifier before its sigmoid: (rows, 1)."
         weight, bias = self.classifier
-        if self.quick and len(x) == 1:
-            return torch.addmm(bias, x, weight, alpha=self.scale(x))
-        return torch.addmm(bias, self.unit(x), weight)
+        return torch.addmm(bias, x, weight, alpha=self.scale(x)) if self.quick and len(x) == 1 else torch.addmm(bias, self.unit(x), weight)
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -401,8 +427,42 @@ class Engine:
     def distances(self, steps):
         "(heads, steps): what attention adds for a distance of steps - 1, ..., 1, 0."
         c = self.config
-        buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)
-        return self.distance_table[:, buckets[0].to(self.distance_table.device)]
+        buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)[0]
+        return self.distance_table[:, buckets.to(self.distance_table.device)]
+
+# %% ../nbs/calm_decoding.ipynb #287dd8b3
+def _encoder_bias(engine, length):
+    "(1, heads, length, length): what attention adds for the distances in a prompt; the last length is remembered."
+    if length not in engine.encoder_bias:
+        c, table = engine.config, engine.encoder_distances
+        buckets = relative_buckets(length, length, True, c.relative_attention_num_buckets, c.relative_attention_max_distance)
+        engine.encoder_bias = {length: table[buckets.to(table.device)].permute(2, 0, 1).contiguous()[None]}
+    return engine.encoder_bias[length]
+
+
+def _forward(engine, weights, x):
+    "x and what the feed-forward part adds to it."
+    wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
+    bent = engine.bend(wide[:, :inner])
+    return torch.addmm(x, bent.mul_(wide[:, inner:]) if wide.shape[1] > inner else bent, weights.wo)
+
+
+def encode_prompts(
+    engine: Engine,  # packed weights
+    ids: torch.Tensor,  # (rows, length), token ids
+    there: torch.Tensor,  # (rows, length), True on real tokens
+) -> torch.Tensor:  # (rows, length, d_model), the memory that the decoder attends to
+    "The encoder's output: that of `CalmT5.encode`."
+    rows, length = ids.shape
+    bias = _encoder_bias(engine, length)
+    if not bool(there.all()):
+        bias = bias + mask_bias(there[:, None, None], bias.dtype)
+    x = engine.embedding[ids.reshape(-1)]
+    for weights in engine.encoder:
+        query, keys, values = (engine.unit(x) @ weights.qkv).view(rows, length, 3, engine.config.num_heads, -1).permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(query, keys, values, bias, scale=1.0).transpose(1, 2).reshape(rows * length, -1)
+        x = _forward(engine, weights, torch.addmm(x, seen, weights.o))
+    return (engine.unit(x) * engine.encoder_gain).view(rows, length, -1)
 
 # %% ../nbs/calm_decoding.ipynb #40382565
 class LoneCache:
@@ -420,11 +480,15 @@ class LoneCache:
         self.views = [[None] * steps for _ in engine.layers]
         self.cross_q, self.wide = like.new_zeros(1, self.inner), like.new_zeros(1, engine.layers[0].wi.shape[1])
         self.cross_query = self.cross_q.view(self.heads, 1, -1)
-        self.halves = self.wide[:, : c.d_ff], self.wide[:, c.d_ff :]
+        self.halves, self.prompt = (self.wide[:, : c.d_ff], self.wide[:, c.d_ff :]), []
 
     def begin(self, memory):
         "Forget the last text; `memory` is the encoder's output, (1, prompt, d_model)."
         self.memory, self.cross, self.filled = memory[0], [None] * self.layers, [0] * self.layers
+        if not self.prompt or len(self.prompt[0]) != len(self.memory):
+            self.prompt = [self.states.new_empty(len(self.memory), 2 * self.inner) for _ in self.engine.layers]
+            parts = [block.view(len(block), 2, self.heads, -1) for block in self.prompt]
+            self.prompt_views = [(part[:, 0].permute(1, 2, 0), part[:, 1].transpose(0, 1)) for part in parts]
 
     def _view(self, l, t):
         heads = self.qkv[l].view(self.steps, 3, self.heads, -1)
@@ -433,8 +497,8 @@ class LoneCache:
         return view
 
     def _cross(self, l):
-        kv = (self.memory @ self.engine.layers[l].cross_kv).view(len(self.memory), 2, self.heads, -1)
-        self.cross[l] = kv[:, 0].permute(1, 2, 0), kv[:, 1].transpose(0, 1)
+        torch.mm(self.memory, self.engine.layers[l].cross_kv, out=self.prompt[l])
+        self.cross[l] = self.prompt_views[l]
         return self.cross[l]
 
     def fill(self, l, t, x=None):
@@ -443,13 +507,15 @@ class LoneCache:
             torch.mul(x, self.engine.scale(x), out=self.slots[t])
         first, last = self.filled[l], t if x is None else t + 1
         if first < last:
-            torch.mm(self.states[first:last], self.engine.layers[l].qkv, out=self.qkv[l][first:last])
+            late = first, last - first
+            torch.mm(self.states.narrow(0, *late), self.engine.layers[l].qkv, out=self.qkv[l].narrow(0, *late))
             self.filled[l] = last
 
     def keep(self, t, x, layer):
-        "Token t has left after `layer` with state x, which stands in above."
-        torch.mul(x, self.engine.scale(x), out=self.slots[t])
-        self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
+        "Token t has left after `layer` with state x, which stands in above; the normed state is returned."
+        if max(self.filled[layer:], default=0) > t:  # the oracle has been above
+            self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
+        return torch.mul(x, self.engine.scale(x), out=self.slots[t])
 
 # %% ../nbs/calm_decoding.ipynb #78bf1859
 def lone_layer(
@@ -489,6 +555,46 @@ def next_layer(
     above = waiting[low:].sum()
     return low + int(waiting[low:].argmax()) if above and 2 * above >= waiting.sum() else int(waiting[:low].argmax())
 
+# %% ../nbs/calm_decoding.ipynb #2af420f1
+with warnings.catch_warnings():  # torch says once that such tensors are in beta; readers of a text need not hear it
+    warnings.filterwarnings("ignore", message="Sparse ")
+    torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.tensor([]), (1, 1), check_invariants=False)
+
+
+def key_places(
+    rows: int,  # how many there are
+    length: int,  # positions of each
+    heads: int,  # of the attention
+) -> torch.Tensor:  # (rows, heads, length), counted head by head; the values lie `heads` further on
+    "Where the keys lie in a block (rows, length, keys and values, heads)."
+    return 2 * heads * torch.arange(rows * length).view(rows, 1, length) + torch.arange(heads)[:, None]
+
+
+class Sight:
+    "The keys that the queries of some rows look at, wherever these lie, and what is added to each score."
+
+    def __init__(
+        self,
+        where: torch.Tensor,  # (rows, heads, keys), numbers of the keys in their block, counted head by head
+        bias: torch.Tensor,  # (rows or 1, heads or 1, keys), added to the scores
+        size: int,  # how many there are in the block, values included
+    ):
+        self.where, self.starts = where.reshape(-1), torch.arange(0, where.numel() + 1, where.shape[-1])
+        self.pattern = torch.sparse_csr_tensor(
+            self.starts, self.where, bias.expand(where.shape).reshape(-1), (len(self.starts) - 1, size), check_invariants=False)
+
+    def attend(
+        self,
+        query: torch.Tensor,  # (rows, heads * d_kv)
+        block: torch.Tensor,  # keys and values: (any rows, positions, 2 heads * d_kv)
+        heads: int,  # how many there are
+    ) -> torch.Tensor:  # (rows, heads * d_kv)
+        "Attention of one query a row and head, without a copy of keys or values."
+        parts = block.view(-1, query.shape[1] // heads)
+        scores = torch.sparse.sampled_addmm(self.pattern, query.reshape(-1, parts.shape[1]), parts.t()).values()
+        shares = torch.softmax(scores.view(len(self.starts) - 1, -1), -1).view(-1)
+        return torch.embedding_bag(parts[heads:], self.where, self.starts, False, 0, False, shares, True)[0].view(len(query), -1)
+
 # %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
     "Static cache of many rows, on any device."
@@ -500,10 +606,12 @@ class CrowdCache:
         self.states = memory.new_zeros(self.rows, steps, c.d_model)  # normed last states of tokens that left early
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
-        self.mask = None if bool(allowed.all()) else mask_bias(allowed[:, None, None, :], memory.dtype)
+        self.mask = mask_bias(allowed[:, None], memory.dtype)  # (rows, 1, prompt)
         ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
         self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
         self.windows = self.distances.unfold(1, steps, 1).transpose(0, 1)  # (start, heads, steps), a view
+        self.own, self.prompt = (key_places(self.rows, length, self.heads) for length in (steps, memory.shape[1]))
+        self.last = None
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
@@ -511,12 +619,18 @@ class CrowdCache:
         return rows if self.engine.quick else rows.to(self.memory.device)
 
     def bias(self, t):
-        "What attention adds for the distances of tokens at t: (rows or 1, heads, 1, longest + 1)."
+        "What attention adds for the distances of tokens at t: (rows or 1, heads, longest + 1)."
         low, high = int(t.min()), int(t.max())
         if low == high:
-            window = self.distances[None, :, None, self.steps - 1 - high : self.steps]
-            return window if self.engine.quick else window.clone()  # fused attention on a GPU wants aligned memory
-        return self.windows[:, :, : high + 1].index_select(0, self.index(self.steps - 1 - t))[:, :, None]
+            return self.distances[None, :, self.steps - 1 - high : self.steps]
+        return self.windows[:, :, : high + 1].index_select(0, self.index(self.steps - 1 - t))
+
+    def visit(self, rows, t):
+        "These rows with one token each; the last such visit is remembered, for layers are often visited in turn by the same rows."
+        last = self.last
+        if last is None or len(last.rows) != len(rows) or (last.rows != rows).any() or (last.t != t).any():
+            self.last = Visit(self, rows, t)
+        return self.last
 
     def cross_of(self, l):
         "Keys and values of the prompts for layer l, made at the first visit."
@@ -524,29 +638,57 @@ class CrowdCache:
             self.cross[l] = self.memory @ self.engine.layers[l].cross_kv
         return self.cross[l]
 
-    def keep(self, rows, t, x, layers):
-        "These rows' tokens at t have left with states x, which stand in above `layers`."
-        self.states.view(-1, x.shape[-1]).index_copy_(0, self.index(rows * self.steps + t), self.engine.unit(x))
+    def keep(self, rows, t, normed, layers):
+        "These rows' tokens at t have left; their normed states stand in above `layers`."
+        self.states.view(-1, normed.shape[-1]).index_copy_(0, self.index(rows * self.steps + t), normed)
         filled = self.filled[:, rows]
         self.filled[:, rows] = np.where(np.arange(self.depth)[:, None] < layers, filled, np.minimum(filled, t))
 
-    def put(self, l, rows, position, new):
-        "Write new keys and values, (entries, 2 inner), at these rows and positions."
-        self.kv[l].view(-1, 2 * self.inner).index_copy_(0, self.index(rows * self.steps + position), new)
+    def put(self, l, places, new):
+        "Write new keys and values, (entries, 2 inner), at these places, counted over rows and positions."
+        self.kv[l].view(-1, 2 * self.inner).index_copy_(0, places, new)
 
     def compact(self, rows):
         "Forget all rows but these."
-        at, self.rows, self.filled = self.index(rows), len(rows), self.filled[:, rows]
+        at, self.rows, self.filled, self.last = self.index(rows), len(rows), self.filled[:, rows], None
         self.memory, self.states, self.mask, *both = (
             None if part is None else part.index_select(0, at) for part in (self.memory, self.states, self.mask, *self.kv, *self.cross))
         self.kv, self.cross = both[: self.depth], both[self.depth :]
+        self.own, self.prompt = self.own[: self.rows], self.prompt[: self.rows]
+
+# %% ../nbs/calm_decoding.ipynb #40c548c2
+class Visit:
+    "Some rows of the cache with one token each: what they look at, the same in all layers."
+
+    def __init__(self, cache, rows, t):
+        self.rows, self.t, self.heads, self.longest = rows, t, cache.heads, int(t.max()) + 1
+        self.at = at = None if len(rows) == cache.rows else cache.index(rows)
+        pick = (lambda part: part) if at is None else (lambda part: part.index_select(0, at))
+        self.bias, self.mask, self.quick = cache.bias(t), pick(cache.mask), cache.engine.quick
+        if self.quick:
+            self.own = Sight(pick(cache.own[:, :, : self.longest]), self.bias, 2 * cache.own.numel())
+            self.prompt = Sight(pick(cache.prompt), self.mask, 2 * cache.prompt.numel())
+
+    def past(self, query, kv):
+        "Attention to the texts so far."
+        return self.own.attend(query, kv, self.heads) if self.quick else self._copied(query, kv[:, : self.longest], self.bias)
+
+    def prompts(self, query, kv):
+        "Attention to the prompts."
+        return self.prompt.attend(query, kv, self.heads) if self.quick else self._copied(query, kv, self.mask)
+
+    def _copied(self, query, kv, bias):
+        kv, rows = kv if self.at is None else kv.index_select(0, self.at), len(query)
+        keys, values = kv.view(rows, kv.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        bias = bias[:, :, None].clone()  # fused attention on a GPU wants aligned memory
+        return scaled_dot_product_attention(query.view(rows, self.heads, 1, -1), keys, values, bias, scale=1.0).reshape(rows, -1)
 
 # %% ../nbs/calm_decoding.ipynb #a6d4470d
-def _pending(first, rows, t):
-    "Rows and positions from `first` up to t, in one list."
+def _pending(first, t, start):
+    "Places of the positions from `first` up to t, in one list; a row's places begin at `start`."
     counts = t - first
-    position = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    return np.repeat(rows, counts), position
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1]) + np.repeat(start + first - ends + counts, counts)
 
 
 def crowd_fill(
@@ -559,28 +701,23 @@ def crowd_fill(
     "Keys and values of layer l for these rows: of what is pending, and of their tokens at t."
     weights, engine, inner, first = cache.engine.layers[l].qkv, cache.engine, cache.inner, cache.filled[l, rows]
     cache.filled[l, rows] = t if x is None else t + 1
-    if (first == t).all():  # nothing is pending
-        if x is None:
-            return None
-        qkv = engine.unit(x) @ weights
-        cache.put(l, rows, t, qkv[:, inner:])
-        return qkv[:, :inner]
-    late, position = _pending(first, rows, t)
-    old = cache.states.view(-1, engine.width).index_select(0, cache.index(late * cache.steps + position))
+    start, some = rows * cache.steps, (first < t).any()
     if x is None:
-        return cache.put(l, late, position, old @ weights[:, inner:])
+        if some:
+            late = cache.index(_pending(first, t, start))
+            cache.put(l, late, cache.states.view(-1, engine.width).index_select(0, late) @ weights[:, inner:])
+        return None
     x = engine.unit(x)
-    cache.put(l, np.concatenate([rows, late]), np.concatenate([t, position]), torch.cat([x, old]) @ weights[:, inner:])
+    if not some:
+        qkv = x @ weights
+        cache.put(l, cache.index(start + t), qkv[:, inner:])
+        return qkv[:, :inner]
+    places = cache.index(np.concatenate([start + t, _pending(first, t, start)]))
+    old = cache.states.view(-1, engine.width).index_select(0, places[len(x):])
+    cache.put(l, places, torch.cat([x, old]) @ weights[:, inner:])
     return x @ weights[:, :inner]
 
 # %% ../nbs/calm_decoding.ipynb #86a609ab
-def _attend(query, kv, bias, at, heads):
-    "One query a row, (rows, inner), over keys and values (all rows, positions, 2 inner); `at` says which rows."
-    kv, rows = kv if at is None else kv.index_select(0, at), len(query)
-    keys, values = kv.view(rows, kv.shape[1], 2, heads, -1).permute(2, 0, 3, 1, 4)
-    return scaled_dot_product_attention(query.view(rows, heads, 1, -1), keys, values, bias, scale=1.0).reshape(rows, -1)
-
-
 def crowd_layer(
     cache: CrowdCache,  # of this batch
     l: int,  # index of the layer, from 0
@@ -589,15 +726,11 @@ def crowd_layer(
     t: np.ndarray,  # positions of their tokens
 ) -> torch.Tensor:  # (rows, d_model), the states after it
     "One decoder layer for one token of each of some rows."
-    engine, weights, heads = cache.engine, cache.engine.layers[l], cache.heads
-    at = None if len(rows) == cache.rows else cache.index(rows)
+    engine, weights, visit = cache.engine, cache.engine.layers[l], cache.visit(rows, t)
     query = crowd_fill(cache, l, rows, t, x)
-    x = torch.addmm(x, _attend(query, cache.kv[l][:, : int(t.max()) + 1], cache.bias(t), at, heads), weights.o)
-    mask = cache.mask if cache.mask is None or at is None else cache.mask.index_select(0, at)
-    x = torch.addmm(x, _attend(engine.unit(x) @ weights.cross_q, cache.cross_of(l), mask, at, heads), weights.cross_o)
-    wide, inner = engine.unit(x) @ weights.wi, weights.wo.shape[0]
-    bent = engine.bend(wide[:, :inner])
-    return torch.addmm(x, bent.mul_(wide[:, inner:]) if wide.shape[1] > inner else bent, weights.wo)
+    x = torch.addmm(x, visit.past(query, cache.kv[l]), weights.o)
+    x = torch.addmm(x, visit.prompts(engine.unit(x) @ weights.cross_q, cache.cross_of(l)), weights.cross_o)
+    return _forward(engine, weights, x)
 
 # %% ../nbs/calm_decoding.ipynb #be160cbf
 @dataclass(frozen=True)
@@ -678,70 +811,106 @@ def _lone_run(engine, cache, plan, memory):
     state, token, depths = State(engine), plan.start, plan.depths[0].tolist()
     state.at(None, None, 0, 0, _alone, False)
     for t in range(plan.steps):
-        x = engine.embedding[token : token + 1]
+        x = engine.embedding.narrow(0, token, 1)
         if plan.rule.oracle:
             x, layer, confidence = _lone_oracle(engine, cache, plan, x, t)
         else:
             x, layer, confidence = _lone_token(engine, cache, plan, state, x, t, depths[t])
         if layer < plan.layers:
-            cache.keep(t, x, layer)
+            normed = cache.keep(t, x, layer)
             for l in range(layer, plan.layers) if plan.eager else ():
                 cache.fill(l, t + 1)
-        kept = None if plan.rule.oracle or state.hidden is not x else state._logits
-        logits = _finite(engine.logits(x) if kept is None else kept, t)
-        token = int(logits.argmax())
+        if state.hidden is x and state._logits is not None and not plan.rule.oracle:
+            logits = state._logits
+        else:
+            logits = torch.mm(normed, engine.head) if layer < plan.layers else engine.logits(x)
+        numbers = logits.numpy()[0]  # one row is searched faster by numpy
+        token = int(numbers.argmax())
+        if not (engine.bounded and math.isfinite(numbers[token])):
+            _finite(logits, t)
         yield [(0, token, layer, confidence, logits)]
         if token == plan.stop:
             return
 
 # %% ../nbs/calm_decoding.ipynb #b4e54a63
+class _Rows:
+    "The rows of a batch: where each stands, and its state."
+
+    def __init__(self, engine, cache, plan):
+        self.engine, self.cache, self.plan, self.state = engine, cache, plan, State(engine, cache.rows)
+        self.names = self.places = np.arange(cache.rows)
+        self.t, self.level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
+        self.x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
+        self.thresholds, self.history, self.left = np.asarray(plan.thresholds), [], []
+
+    def dismiss(self, who):
+        "These rows are at their end. When half of the cache is dead, and enough steps may follow to pay for the copy, the rest moves together."
+        stay = np.ones(len(self.names), dtype=bool)
+        stay[who] = False
+        self.names, self.places, self.t, self.level = self.names[stay], self.places[stay], self.t[stay], self.level[stay]
+        self.x = self.x.index_select(0, self.cache.index(np.flatnonzero(stay)))
+        if 0 < 2 * len(self.places) <= self.cache.rows and self.plan.steps - self.t.min() > 8:
+            self.cache.compact(self.places)
+            self.places = np.arange(len(self.places))
+
+# %% ../nbs/calm_decoding.ipynb #a9d706c4
+class _Crowd(_Rows):
+    "The rows on their way."
+
+    def visit(self, l):
+        "Run layer l for the rows that wait for it."
+        plan, who, layer = self.plan, np.flatnonzero(self.level == l), l + 1
+        names, t, here = self.names[who], self.t[who], None if len(who) == len(self.names) else self.cache.index(who)
+        before = self.x if here is None else self.x.index_select(0, here)
+        after = crowd_layer(self.cache, l, before, self.places[who], t)
+        leaves, sure, known = plan.depths[names, t] <= layer, np.full(len(who), math.nan), None
+        if plan.measure is not None and plan.first <= layer < plan.layers and ((threshold := self.thresholds[t]) > 0).any():
+            sure = _sure(plan.measure(self.state.at(after, before, layer, t, names, layer == plan.first)), self.state)
+            leaves, known = leaves | (sure >= threshold), self.state._logits
+        self.x, self.level[who] = after if here is None else self.x.index_copy_(0, here, after), layer
+        if plan.rule.oracle:
+            self.history.append(after)
+        if leaves.any():
+            self._leave(who[leaves], layer, sure[leaves], known if known is None or leaves.all() else known[self.cache.index(np.flatnonzero(leaves))])
+
+    def _leave(self, who, layer, sure, known):
+        layers = np.full(len(who), layer)
+        if self.plan.rule.oracle:  # all rows are here
+            self.x, known, layers = _oracle_choice(self.engine, self.history)
+            self.history = []
+        self.level[who] = 0
+        self.left.append((who, layers, sure, known))
+
+    def words(self):
+        "The words of the rows that have left: (row, token, layer, confidence, logits) of each."
+        self.left.sort(key=lambda part: part[-1] is not None)
+        who, layers, sure = (np.concatenate([part[i] for part in self.left]) for i in range(3))
+        known = [part[-1] for part in self.left if part[-1] is not None]
+        normed, new = self.engine.unit(self.x.index_select(0, self.cache.index(who))), len(who) - sum(map(len, known))
+        logits = torch.cat([normed[:new] @ self.engine.head, *known]) if known else normed @ self.engine.head
+        tokens = _finite(logits, int(self.t[who[0]])).argmax(-1)
+        self.cache.keep(self.places[who], self.t[who], normed, layers)
+        for above in range(self.plan.layers) if self.plan.eager else ():
+            crowd_fill(self.cache, above, self.places[who], self.t[who] + 1)
+        self.t[who] += 1
+        self.x.index_copy_(0, self.cache.index(who), self.engine.embedding.index_select(0, tokens))
+        words, names, self.left = tokens.cpu().numpy(), self.names[who], []
+        over = who[(words == self.plan.stop) | (self.t[who] >= self.plan.steps)]
+        if len(over):
+            self.dismiss(over)
+        return list(zip(names.tolist(), words.tolist(), layers.tolist(), sure.tolist(), logits))
+
+# %% ../nbs/calm_decoding.ipynb #92ed4526
 def _crowd_run(engine, cache, plan):
-    "Yield (row, token, layer, confidence, logits) of the rows that finish a token at each layer visit, in a list."
-    names = places = np.arange(cache.rows)
-    t, level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
-    thresholds, state, history, l = np.asarray(plan.thresholds), State(engine, cache.rows), [], 0
+    "Yield (row, token, layer, confidence, logits) of the rows whose words were found, in a list."
+    crowd, l = _Crowd(engine, cache, plan), 0
     low = max(1, min(max(2, plan.first), plan.layers - 1))  # no row turns back below the first layer that may be left
-    x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
-    while len(names):
-        l = next_layer(np.bincount(level, minlength=plan.layers), l, low)
-        who, layer = np.flatnonzero(level == l), l + 1
-        here, everyone, at = cache.index(who), len(who) == len(names), t[who]
-        before = x if everyone else x.index_select(0, here)
-        after = crowd_layer(cache, l, before, places[who], at)
-        leaves, threshold = plan.depths[names[who], at] <= layer, thresholds[at]
-        checked, confidence = plan.measure is not None and plan.first <= layer < plan.layers and (threshold > 0).any(), np.full(len(who), math.nan)
-        if checked:
-            confidence = _sure(plan.measure(state.at(after, before, layer, at, names[who], layer == plan.first)), state)
-            leaves = leaves | (confidence >= threshold)
-        x, level[who] = after if everyone else x.index_copy(0, here, after), layer
-        if plan.rule.oracle:
-            history.append(after)
-        if not leaves.any():
-            continue
-        gone, out = who[leaves], None if leaves.all() else cache.index(np.flatnonzero(leaves))
-        if plan.rule.oracle:
-            final, logits, layers = _oracle_choice(engine, history)
+    while len(crowd.names):
+        chosen = next_layer(np.bincount(crowd.level, minlength=plan.layers), l, low)
+        if chosen == 0 and crowd.left:
+            yield crowd.words()
         else:
-            known = checked and state._logits is not None
-            final, layers = after if out is None else after.index_select(0, out), np.full(len(gone), layer)
-            logits = engine.logits(final) if not known else state._logits if out is None else state._logits.index_select(0, out)
-        tokens = _finite(logits, int(t[gone][0])).argmax(-1)
-        history = []
-        if layer < plan.layers or plan.rule.oracle:
-            cache.keep(places[gone], t[gone], final, layers)
-            for above in range(plan.layers) if plan.eager else ():
-                crowd_fill(cache, above, places[gone], t[gone] + 1)
-        words = tokens.cpu().numpy()
-        yield list(zip(names[gone].tolist(), words.tolist(), layers.tolist(), confidence[leaves].tolist(), logits))
-        t[gone], level[gone] = t[gone] + 1, 0
-        x = x.index_copy(0, cache.index(gone), engine.embedding.index_select(0, tokens))
-        over = np.zeros(len(names), dtype=bool)
-        over[gone] = (words == plan.stop) | (t[gone] >= plan.steps)
-        if over.any():
-            names, places, t, level, x = names[~over], places[~over], t[~over], level[~over], x.index_select(0, cache.index(np.flatnonzero(~over)))
-            if 0 < 2 * len(places) <= cache.rows and plan.steps - t.min() > 8:
-                cache.compact(places)
-                places = np.arange(len(places))
+            crowd.visit(l := chosen)
 
 # %% ../nbs/calm_decoding.ipynb #467bfe2e
 @dataclass(frozen=True)
@@ -872,8 +1041,6 @@ class DecoderParts:
         twin = copy.deepcopy(model).to(self.device).eval()
         with torch.inference_mode():
             self.engine = Engine(twin, self.device)
-        twin.decoder = twin.lm_head = None  # packed by now; what remains encodes
-        self.encode = twin.encode
 
     @contextmanager
     def _settled(self):
@@ -902,7 +1069,7 @@ class DecoderParts:
     def _run(self, ids, there, plan):
         "Encode, then the steps; to be driven inside `_settled`."
         ids, there = ids.to(self.device), there.to(self.device)
-        memory = self.encode(ids, there)
+        memory = encode_prompts(self.engine, ids, there)
         if len(ids) > 1 or not bool(there.all()) or not self.engine.quick:
             yield from _crowd_run(self.engine, CrowdCache(self.engine, memory, there, plan.steps), plan)
             return

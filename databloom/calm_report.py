@@ -7,9 +7,7 @@ __all__ = ['Quality', 'quality', 'sweep', 'plot_quality', 'waiting_speedup', 'La
            'colored_text', 'side_by_side', 'plot_exits', 'CalmReport', 'report']
 
 # %% ../nbs/calm_report.ipynb #53fa3dcc
-import base64
 import html
-import io
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from .calm_calibration import Answers, CalibratedModel, System, reference_risk, textual_losses
 from .calm_data import corpus_bleu
 from .calm_decoding import Confidence, ExitRule, FullModel, Oracle, Static, decoding_work
-from .core import Result, book_style, check_count, colors, need, refuse, whole_file
+from .core import Result, book_style, check_count, colors, figure_png, html_page, html_picture, html_table, need, refuse, whole_file
 
 # %% ../nbs/calm_report.ipynb #b3b9a7d6
 @dataclass(frozen=True)
@@ -329,17 +327,6 @@ def _shown(system, example, rules):
 # %% ../nbs/calm_report.ipynb #e3f5a39e
 _captions = {"quality": "Performance against the average number of decoder layers.", "consistency": "Textual consistency: distance to the full model's texts.",
              "risk": "Risk consistency: increase of the risk against references.", "exits": "Where tokens leave."}
-_style = ("body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em;line-height:1.5}table{border-collapse:collapse;font-size:90%}"
-          "td,th{border-bottom:1px solid #ddd;padding:3px 8px;text-align:right}td:first-child,th:first-child{text-align:left}"
-          ".claim{border-left:4px solid #0b3c5d;padding:.5em 1em;background:#f2f6f9}.void{border-color:#d1495b}figure{margin:1em 0}img{max-width:100%}")
-
-
-def _png(figure):
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
-
-
 def _html_texts(result):
     timed = {row.rule: row.speedup for row in result.latency}
     parts = []
@@ -347,7 +334,7 @@ def _html_texts(result):
         boxes = [("prompt", html.escape(prompt))] + [("reference", html.escape(text)) for text in references[:1]]
         boxes += [(name + (f", {timed[name]:.1f} times as fast" if name in timed and name != "full model" else ""), body) for name, body in colored.items()]
         parts += ['<div style="border:1px solid #bbb;border-radius:6px;padding:6px 10px;margin:12px 0">']
-        parts += [f'<div style="font-size:80%;color:#555">{html.escape(name)}</div><div>{body}</div>' for name, body in boxes]
+        parts += [f'<div style="font-size:80%;opacity:.8">{html.escape(name)}</div><div>{body}</div>' for name, body in boxes]
         parts += ["</div>"]
     return "".join(parts)
 
@@ -357,17 +344,13 @@ def report_html(
     path=None,  # a file to write
 ) -> str:  # the page
     "The report as one HTML file without links to elsewhere."
-    rows = result.table()
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows)
-    figures = "".join(f'<figure><img alt="{name}" src="data:image/png;base64,{base64.b64encode(_png(fig)).decode()}"><figcaption>{_captions[name]}</figcaption></figure>'
-                      for name, fig in result.figures().items())
+    figures = "".join(html_picture(figure_png(figure), _captions[name]) for name, figure in result.figures().items())
     legend = "".join('<span style="background:{};color:{};padding:1px 6px">{}</span>'.format(*layer_color(i, result.num_layers), i) for i in range(1, result.num_layers + 1))
-    page = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(result.title)}</title><style>{_style}</style></head><body>'
-            f"<h1>{html.escape(result.title)}</h1><p class=\"claim{'' if result.holds else ' void'}\">{html.escape(result.guarantee)}</p>"
-            f"<h2>Numbers</h2><p>{result.prompts:,} prompts; time at batch size one, encoder included, over {result.latency[0].prompts} prompts "
-            f"answered {result.latency[0].rounds} times.</p><table><tr>{head}</tr>{body}</table>{figures}"
-            f"<h2>Texts</h2><p>Each token on the colour of the layer at which it left: {legend}</p>{_html_texts(result)}</body></html>")
+    page = html_page(result.title, (
+        f"<p class=\"claim{'' if result.holds else ' failed'}\">{html.escape(result.guarantee)}</p>"
+        f"<h2>Numbers</h2><p>{result.prompts:,} prompts; time at batch size one, encoder included, over {result.latency[0].prompts} prompts "
+        f"answered {result.latency[0].rounds} times.</p>{html_table(result.table())}{figures}"
+        f"<h2>Texts</h2><p>Each token on the colour of the layer at which it left: {legend}</p>{_html_texts(result)}"))
     return _written(page, path)
 
 
@@ -391,7 +374,7 @@ def report_markdown(
         (Path(path).parent / folder).mkdir(parents=True, exist_ok=True)
         for name, figure in result.figures().items():
             with whole_file(Path(path).parent / folder / f"{name}.png", "wb") as file:
-                file.write(_png(figure))
+                file.write(figure_png(figure))
             lines += [f"![{_captions[name]}]({folder}/{name}.png)", ""]
     lines += ["## Texts", "", "The small number behind each token is the layer at which it left.", ""]
     for prompt, references, _, marked in result.texts:
