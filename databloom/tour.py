@@ -7,6 +7,7 @@ __all__ = ['app', 'Stop', 'Tour', 'take_tour', 'tour']
 
 # %% ../nbs/tour.ipynb #e93f5e97
 import html
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -78,7 +79,8 @@ def _accounting(say, data, quick, seed):
         "Bounds on epsilon as training goes on (delta = 1e-8); the band between them is thinner than the line.": lambda: _draw_steps(rows),
         "The composed privacy loss: delta against epsilon after all steps.": last.plot,
     })
-    claim = f"After {last.steps:,} steps epsilon is at least {last.lower:.6g} and at most {last.upper:.6g} at delta = {last.delta:g}."
+    lower, upper = math.floor(last.lower * 1e6) / 1e6, math.ceil(last.upper * 1e6) / 1e6  # a bound is rounded away from the truth
+    claim = f"After {last.steps:,} steps epsilon is at least {lower:.6f} and at most {upper:.6f} at delta = {last.delta:g}."
     tables = {"Epsilon as training goes on": rows,
               f"The same {last.steps:,} steps with more noise": [{"noise multiplier": s, "lower": b.lower, "upper": b.upper} for s, b in quieter.items()]}
     return Stop("accounting", (claim, *(f"Assumed: {text}." for text in last.assumptions)), tables, pictures, notes=notes,
