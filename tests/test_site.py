@@ -1,6 +1,7 @@
 "The built site, as a reader's browser sees it: nothing comes from another machine, and what the book promises is on the page."
 import importlib.util
 import json
+import re
 
 import pytest
 import yaml
@@ -96,6 +97,44 @@ def test_links_to_names_in_code_stay_on_the_site(builder, tmp_path):
     (tmp_path / "index.html").write_text(links)
     builder.shorten_links(tmp_path, "https://a.org/book")
     assert builder.Page((tmp_path / "index.html").read_text()).links == ["pld.html#pld", "pld.html#pld", "pld.html", "pld.html"]
+
+
+def test_printed_sentences_wrap_and_printed_tables_do_not(builder, tmp_path):
+    (tmp_path / "a.html").write_text("".join(f'<div class="cell-output cell-output-stdout">\n<pre><code>{text}</code></pre>\n</div>' for text in ("  one line\n", "a    b\n1    2\n")))
+    builder.fit_outputs(tmp_path)
+    assert (tmp_path / "a.html").read_text().count('<pre class="prose"><code>  one line') == 1
+    assert "<pre><code>a    b" in (tmp_path / "a.html").read_text()
+
+
+def test_what_a_cell_printed_in_pieces_is_one_text(builder, tmp_path):
+    piece = lambda name, text: {"output_type": "stream", "name": name, "text": [text]}
+    notebook = {"cells": [{"cell_type": "code", "outputs": [piece("stdout", "a\n"), piece("stdout", "b\n"), piece("stderr", "c\n")]}]}
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook))
+    builder.join_streams(tmp_path)
+    told = json.loads((tmp_path / "n.ipynb").read_text())["cells"][0]["outputs"]
+    assert [(each["name"], "".join(each["text"])) for each in told] == [("stdout", "a\nb\n"), ("stderr", "c\n")]
+
+
+def test_names_lead_to_their_chapter_and_to_their_source(site):
+    from nbdev.doclinks import NbdevLookup
+
+    if not NbdevLookup()["EpsilonBounds"]:
+        pytest.skip("databloom is not installed in this environment, so nbdev finds no names")
+    text = (site / "connect_the_dots.html").read_text(encoding="utf-8")
+    assert re.search(r'<a href="pld.html#pld"><code>PLD</code></a>', text)
+    assert text.count('class="showdoc-source"') > 5 and ">no smaller epsilon holds at this delta" in text
+
+
+def test_a_command_explains_its_options_as_they_are_typed(site):
+    text = (site / "cli_accounting.html").read_text(encoding="utf-8")
+    assert re.search(r"<td><code>--sampling-probability</code></td>\s*<td><code>float</code></td>\s*<td><code>1.0</code></td>\s*<td>Probability that a record", text)
+    assert [page.name for page in site.rglob("*.html") if re.search(r"typer\.models|object at 0x", page.read_text(encoding="utf-8"))] == []
+
+
+def test_every_figure_has_words_and_a_size(site):
+    figures = [(page.name, tag) for page in site.rglob("*.html") for tag in re.findall(r"<img [^>]{0,400}?src=\"data:image/png", page.read_text(encoding="utf-8"))]
+    assert len(figures) > 50
+    assert [page for page, tag in figures if not re.search(r'alt="[^"]{20,}"', tag) or "--drawn: " not in tag] == []
 
 
 def test_a_chapter_shows_title_formula_signature_and_figure(site, address, browser):
