@@ -170,12 +170,12 @@ def fit_outputs(site):
         return f'<img style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
 
     def printed(match):
-        return f"{match[1]} class=\"prose\"{match[2]}" if is_prose(html.unescape(match[2])) else match[0]
+        return f'{match[1]} class="prose"><code>{match[2]}' if is_prose(html.unescape(match[2])) else match[0]
 
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'<img ([^>]*?)src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
-        path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)(><code>.*?</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
+        path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)><code>(.*?)(?=</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
 
 
 def broken_links(site):
