@@ -1034,7 +1034,7 @@ def _without_grid(parts, delta, tolerance):
     if len(contours) < len(both):
         return None
     lower, upper = (max(ends) for ends in zip(*(contour.epsilon() for contour in contours.values())))
-    return (lower, upper) if upper - lower <= tolerance * upper else None
+    return (lower, upper) if upper < math.inf and upper - lower <= tolerance * upper else None
 
 
 def _sides(contours, swapped):
@@ -1061,7 +1061,7 @@ def _grid_bounds(parts, delta, tolerance, method):
     contours = _contours(reduced, delta, tolerance, both, method) if method in ("auto", "contour") else {}
     if len(contours) == len(both):
         lower, upper = (max(ends) for ends in zip(*(contour.epsilon() for contour in contours.values())))
-        if method == "contour" or upper - lower <= max(tolerance, 3e-6) * upper:  # no grid does better than that in seconds
+        if method == "contour" or upper < math.inf and upper - lower <= max(tolerance, 3e-6) * upper:  # no grid does better than that in seconds
             return lower, upper, "contour", {}, _sides(contours, contours[False].epsilon()[1] < upper)
     if _distance(reduced) <= delta:
         return 0.0, 0.0, "total variation", {}, ()

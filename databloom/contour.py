@@ -614,11 +614,13 @@ def contour_for(
         except ContourError:
             if best is None:
                 raise
-            return best[1]
+            break
         low, high = contour.epsilon()
         width = (high - low) / high if 0 < high < math.inf else 0.0 if high == 0 else math.inf
         best = (width, contour) if best is None or width < best[0] else best
         if width <= tolerance or not math.isfinite(width) or abs(0.5 * (low + high) - contour.center) * contour.tilt < 0.2:
             break
         near, accuracy = 0.5 * (low + high), max(1e-11, 0.1 * accuracy)
+    if best[0] == math.inf:
+        raise ContourError("the bounds are too far apart")
     return best[1]

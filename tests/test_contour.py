@@ -132,6 +132,14 @@ def test_refusals_by_name():
             Contour([(1.0, 0.01, 1000)], **dict(delta=1e-5) | wrong)
 
 
+def test_a_line_that_says_nothing_is_left_to_the_grids():
+    "Here the contour of one direction has an infinite upper bound, which once was taken for an answer."
+    r = dp_sgd_epsilon(noise_multiplier=7.783, sampling_probability=3.472e-05, steps=145, delta=5.3e-22)
+    assert 0 < r.lower <= r.upper < math.inf
+    with pytest.raises(ContourError):
+        contour_for([(7.783, 3.472e-05, 145)], 5.3e-22, False, 1e-3)
+
+
 def test_outside_its_reach_it_stays_a_bound():
     "Asked far from where it is sharp, a contour answers loosely, not wrongly."
     contour = Contour([(1.0, 0.01, 10_000)], 1e-5)
