@@ -304,29 +304,13 @@ class _Direction:
         self.hard = 1.0  # aimed over reached width: how much finer than estimated the grid must be
         # round-off of delta, relative, at the tilt of the saddle point, in one stage and in two
         self.noise = {False: 3e-14 * self.total, True: 3e-14 * self.total}
-        self.epsilon, self.slope = self._saddle()
+        self.epsilon, self.slope = self.cumulants.saddle(delta)
 
     def within(self, log_tail):
         "Cumulants and ranges of the parts, cut where they cannot matter: with probability exp(log_tail) in all."
         ranges = [part.range(math.exp(log_tail) / self.total) for part in self.parts]
         inside = [part.u <= high * (1 + 1e-9) + 1e-300 for part, (_, high) in zip(self.parts, ranges)]
         return Cumulants([(part.loss[keep], part.log_mass[keep], part.n) for part, keep in zip(self.parts, inside)]), ranges
-
-    def _saddle(self):
-        low, high, target = math.log(1e-8), math.log(1e12), math.log(self.delta)
-        for _ in range(3):
-            log_tilt = np.linspace(low, high, 40)
-            tilt = np.exp(log_tilt)
-            k, mean, variance = self.cumulants.moments(tilt)
-            epsilon = mean - 1 / tilt - 1 / (tilt + 1)
-            curvature = variance.clip(0.0) + 1 / tilt**2 + 1 / (tilt + 1) ** 2
-            log_delta = k - tilt * epsilon - np.log(tilt) - np.log1p(tilt) - 0.5 * np.log(2 * math.pi * curvature)
-            below = log_delta <= target
-            j = int(np.argmax(below)) if below.any() else len(tilt) - 1
-            if j == 0:
-                break
-            low, high = log_tilt[j - 1], log_tilt[j]
-        return max(float(epsilon[j]), 0.0), float(tilt[j])
 
     def width(self, steps):
         "Estimated width of the interval for epsilon at each step."

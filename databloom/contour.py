@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from .core import check_count, check_number, check_probability, refuse
 from .mechanisms import Gaussian, PoissonSubsampled
-from .pld import ulp
+from .pld import Cumulants, ulp
 
 # %% ../nbs/contour.ipynb #0b9c714c
 _log_root = 0.5 * math.log(2 * math.pi)
@@ -279,36 +279,16 @@ def _phi(self, step, count):
 _Nodes.fill, _Nodes.phi = _fill, _phi
 
 # %% ../nbs/contour.ipynb #7584bdbf
-def _cumulants(kinds, tilts, tail=0.0):
-    "Estimates of log M and of mean and variance of the tilted loss of the whole run; losses cut where the probability beyond is `tail` a step."
-    k = mean = variance = 0.0
-    for steps in kinds:
-        if steps.q == 1:
-            one = tilts * (tilts + 1) / (2 * steps.noise**2), (2 * tilts + 1) / (2 * steps.noise**2), 1 / steps.noise**2
-        else:
-            one = _cumulants_of(steps, tilts, tail)
-        k, mean, variance = (total + steps.n * x for total, x in zip((k, mean, variance), one))
-    return k, mean, variance
-
-
-def _cumulants_of(steps, tilts, tail):
-    loss, log = steps.sketch(tail)
-    exponent = log + steps.power(tilts)[:, None] * loss
-    top = exponent.max(1)
-    weight = np.exp(exponent - top[:, None])
-    total = weight.sum(1)
-    mean = weight @ loss / total
-    return top + np.log(total), -mean if steps.swapped else mean, (weight @ (loss * loss) / total - mean**2).clip(1e-300)
-
-
 def _sketch(self, tail):
-    "Losses and log masses at a hundred outputs or so, those left out that have probability `tail` beyond them."
+    "Losses and log masses at a hundred outputs or so, those left out that have probability `tail` beyond them, for estimates."
     if tail not in self.sketches:
         self.sketches[tail] = self._new_sketch(tail)
     return self.sketches[tail]
 
 
 def _new_sketch(self, tail):
+    if self.q == 1:  # a Gaussian: its mean, and `_cumulants` adds its variance
+        return np.array([0.5 / self.noise**2]), np.zeros(1)
     high = _reach if self.swapped else self.cut + 10 * self.cut_width
     if tail > 0:
         far = -ndtri(min(0.4, tail))
@@ -318,35 +298,26 @@ def _new_sketch(self, tail):
     if not self.swapped and tail == 0:  # the hump of large tilts, roughly
         more = high + 1.15 ** np.arange(1, 60) - 1
         y, width = np.append(y, more), np.append(width, 0.15 * (more - high + 1))
-    return self.log_ratio(y), np.log(width) - y * y / 2 - _log_root + self.log_cut(y)[0]
+    ratio, log = self.log_ratio(y), np.log(width) - y * y / 2 - _log_root + self.log_cut(y)[0]
+    return (-ratio, log) if self.swapped else (ratio, log + ratio)
 
 
 _Steps.sketch, _Steps._new_sketch = _sketch, _new_sketch
 
 
-def _saddle(kinds, delta):
-    "Estimates of epsilon and of the tilt that belongs to it."
-    low, high, tail = math.log(1e-8), math.log(1e12), 1e-3 * delta / sum(steps.n for steps in kinds)
-    for _ in range(3):
-        tilts = np.exp(np.linspace(low, high, 40))
-        k, mean, variance = _cumulants(kinds, tilts, tail)
-        epsilon = mean - 1 / tilts - 1 / (tilts + 1)
-        curvature = variance + 1 / tilts**2 + 1 / (tilts + 1) ** 2
-        log_delta = k - tilts * epsilon - np.log(tilts * (tilts + 1)) - 0.5 * np.log(2 * math.pi * curvature)
-        below = log_delta <= math.log(delta)
-        j = int(np.argmax(below)) if below.any() else len(tilts) - 1
-        low, high = math.log(tilts[max(j - 1, 0)]), math.log(tilts[max(j, 1)])
-    return max(float(epsilon[j]), 0.0), float(tilts[j])
+def _cumulants(kinds, tail=0.0):
+    "Cumulants of the whole run."
+    return Cumulants([(*steps.sketch(tail), steps.n) for steps in kinds], extra=sum(steps.n / steps.noise**2 for steps in kinds if steps.q == 1))
 
 # %% ../nbs/contour.ipynb #e4d614ce
 def _choose_line(kinds, delta, accuracy, near=None):
     "Epsilon (estimate), tilt, the larger tilt for Chernoff's bound, window, and price of the line."
-    epsilon, tilt = _saddle(kinds, delta)
-    epsilon = epsilon if near is None else near
     n = sum(steps.n for steps in kinds)
+    epsilon, tilt = _cumulants(kinds, 1e-3 * delta / n).saddle(delta)
+    epsilon = epsilon if near is None else near
     tilts = tilt * np.exp(np.linspace(-4, 3, 113))
-    k = _cumulants(kinds, tilts)[0]
-    variance = _cumulants(kinds, tilts, 1e-2 / n)[2]  # of the bulk, which decides how far the frequencies go
+    k = _cumulants(kinds).moments(tilts)[0]
+    variance = _cumulants(kinds, 1e-2 / n).moments(tilts)[2].clip(1e-300)  # of the bulk, which decides how far the frequencies go
     price = k - tilts * epsilon - np.log(tilts * (tilts + 1)) - math.log(delta)
     excess = k - tilts * epsilon + tilts * np.log(tilts) - (tilts + 1) * np.log1p(tilts) - math.log(delta) - math.log(accuracy)
     gap = tilts[None, :] - tilts[:, None]
@@ -393,7 +364,7 @@ class Contour:
         delta = check_probability("delta", delta, open_low=True, open_high=True)
         accuracy = check_number("accuracy", accuracy, low=1e-13, high=0.1)
         self.swapped, self.planned, self.runs, self._known = bool(swapped), delta, runs, {}
-        kinds = [_Steps(*run, swapped, tail=0.1 * accuracy * delta) for run in runs]
+        kinds = [_Steps(*run, swapped, tail=0.1 * accuracy * delta / len(runs)) for run in runs]
         with np.errstate(all="ignore"):
             try:
                 self._build(kinds, delta, accuracy, near, most_work)

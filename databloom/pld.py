@@ -318,6 +318,23 @@ class Cumulants:
             total += n * np.array([high + np.log(size), mean, weight @ losses**2 / size - mean**2])
         return total
 
+    def saddle(self, delta):
+        "Estimates of epsilon at `delta` and of the tilt that belongs to it, by the saddle point of the integral for delta."
+        low, high = math.log(1e-8), math.log(1e12)
+        for _ in range(3):
+            log_tilt = np.linspace(low, high, 40)
+            tilt = np.exp(log_tilt)
+            k, mean, variance = self.moments(tilt)
+            epsilon = mean - 1 / tilt - 1 / (tilt + 1)
+            curvature = variance.clip(0.0) + 1 / tilt**2 + 1 / (tilt + 1) ** 2
+            log_delta = k - tilt * epsilon - np.log(tilt) - np.log1p(tilt) - 0.5 * np.log(2 * math.pi * curvature)
+            below = log_delta <= math.log(delta)
+            j = int(np.argmax(below)) if below.any() else len(tilt) - 1
+            if j == 0:
+                break
+            low, high = log_tilt[j - 1], log_tilt[j]
+        return max(float(epsilon[j]), 0.0), float(tilt[j])
+
     def edge(self, tilt, log_tail, sign, scale):
         "Where (above for sign 1, below for -1) the tilted sum ends up to `exp(log_tail)`, and the Chernoff parameter that says so."
         theta = np.exp(np.linspace(math.log(1e-3 / scale), math.log(1e3 / scale), 40))
