@@ -3,7 +3,7 @@ Open the notebooks in JupyterLab, in a headless Chromium, and run them from the 
 
     python tools/lab.py                          all notebooks
     python tools/lab.py tour howto/dp_sgd_run    only these
-    python tools/lab.py --pictures DIR           with pictures of each notebook after its run, as Lab shows it
+    python tools/lab.py --pictures DIR           with pictures of each notebook after its run, its code folded away, and the outputs as JSON
 
 Lab and its kernels come from the environment of this Python; they work on a copy of the project, so nothing here changes.
 A line for each notebook: cells run, seconds, seconds of the slowest cell. Then what is wrong in it, and exit status 1, if
@@ -191,11 +191,12 @@ class Lab(Browser):
         return {"name": name, "seconds": time.monotonic() - start, "faults": faults, **report}
 
     def pictures(self, name, folder):
-        "Pictures of the notebook from the top to the end, one for each 3000 pixels, without the file browser."
+        "Pictures of the notebook's texts and outputs from the top to the end, one for each screen, without the file browser."
         box = 'document.querySelector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")'
-        self.run('window.jupyterapp.shell.collapseLeft()')
-        height, seen = self.run(f"{box}.scrollHeight"), self.run(f"{box}.clientHeight")
-        for number, top in enumerate(range(0, height, seen)):
+        self.run('window.jupyterapp.shell.collapseLeft(); window.jupyterapp.commands.execute("notebook:hide-all-cell-code").then(() => 0)')
+        end = self.run(f'document.querySelector(".jp-Notebook-footer").getBoundingClientRect().top + {box}.scrollTop - {box}.getBoundingClientRect().top')
+        seen = self.run(f"{box}.clientHeight")
+        for number, top in enumerate(range(0, int(end), seen)):
             self.run(f"{box}.scrollTop = {top}; new Promise(done => setTimeout(done, 300))")
             self.picture(Path(folder, f"{name.replace('/', '_')}_{number}.png"), whole=False)
 
