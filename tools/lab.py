@@ -136,7 +136,7 @@ class Lab(Browser):
         "The variables of an activated environment, with the settings and files of Lab in a folder of their own."
         own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "JUPYTER_CONFIG_DIR": "config",
                "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython"}
-        here = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "MPLBACKEND"}
+        here = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
         path = os.pathsep.join([str(Path(sys.executable).parent), here.get("PATH", "")])
         return {**here, **{name: str(self.folder / folder) for name, folder in own.items()}, "PATH": path, "VIRTUAL_ENV": sys.prefix}
 
