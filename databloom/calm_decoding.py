@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .calm_kernels import FEW, MEASURES, RowCache, Stack, pack_layer, read, sureness, to_unit
-from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
+from .calm_model import CalmConfig, CalmT5, mask_bias, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
 # %% ../nbs/calm_decoding.ipynb #8fde554b
@@ -341,6 +341,9 @@ class Replay(ExitRule):
         return table
 
 # %% ../nbs/calm_decoding.ipynb #6152f023
+_alone, _nothing = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
+
+
 class Engine:
     "Packed weights of a model, and what confidence measures may ask of them."
 
@@ -367,6 +370,9 @@ class Engine:
         self.offset = self.head.new_full((1,), config.layer_norm_epsilon)
         classifier = getattr(model, "exit_classifier", None)
         self.classifier = None if classifier is None else torch.cat([classifier.weight.detach()[0] * norm, classifier.bias.detach()])
+        if self.quick:  # what the kernels read, in the same memory
+            self.words, self.word_head, self.final = self.embedding.numpy(), self.head.numpy().reshape(-1), self.encoder_gain.numpy()
+            self.judge = _nothing[0] if classifier is None else self.classifier.numpy()
 
     def unit(self, x):
         "Rows brought to unit mean square (the norm without its gain)."
@@ -425,11 +431,11 @@ def encode_prompts(
 ) -> torch.Tensor:  # (rows, length, d_model), the memory that the decoder attends to
     "The encoder's output: that of `CalmT5.encode`."
     rows, length = ids.shape
-    bias, whole = _encoder_bias(engine, length), bool(there.all())
+    bias, whole = _encoder_bias(engine, length), bool((there.numpy() if engine.quick else there).all())
     if engine.quick and rows == 1 and length <= FEW and whole:
-        x, stack = engine.embedding[ids[0]], engine.reader
-        read(x.numpy(), stack.weights, stack.cuts, stack.shape, stack.epsilon, bias[0].numpy(), engine.encoder_gain.numpy())
-        return x[None]
+        x, stack = engine.words[ids.numpy()[0]], engine.reader
+        read(x, stack.weights, stack.cuts, stack.shape, stack.epsilon, bias.numpy()[0], engine.final)
+        return torch.from_numpy(x)[None]
     if not whole:
         bias = bias + mask_bias(there[:, None, None], bias.dtype)
     x = engine.embedding[ids.reshape(-1)]
@@ -611,8 +617,7 @@ def _ask(plan, state, before, after, layer, t, rows):
     if not kernel:
         return _sure(plan.measure(state), state), state._logits
     logits = state.logits.numpy() if kernel <= 2 else _nothing
-    classifier = _nothing[0] if engine.classifier is None else engine.classifier.numpy()
-    return _sure(sureness(kernel, before, after, logits, classifier, engine.epsilon), state), state._logits
+    return _sure(sureness(kernel, before, after, logits, engine.judge, engine.epsilon), state), state._logits
 
 
 def _oracle_choice(engine, history):
@@ -623,16 +628,12 @@ def _oracle_choice(engine, history):
     chosen, each = (words == words[-1]).int().argmax(0), torch.arange(states.shape[1], device=states.device)
     return states[chosen, each], logits[chosen, each], 1 + chosen.cpu().numpy()
 
-# %% ../nbs/calm_decoding.ipynb #983a8945
-_alone, _nothing = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
-
 # %% ../nbs/calm_decoding.ipynb #63890ee9
 def _compiled_run(engine, cache, plan):
     "Yield rows, tokens, layers, confidences and logits, as far as the compiled loop goes at a time."
     found = (np.zeros(plan.steps, np.int64), np.zeros(plan.steps, np.int64), np.zeros(plan.steps, np.float32),
              np.zeros((plan.steps if plan.keep else 1, engine.head.shape[1]), np.float32))
-    fixed = (plan.depths[0], plan.thresholds, plan.kernel, plan.first, plan.stop, engine.embedding.numpy(), engine.head.numpy().reshape(-1),
-             _nothing[0] if engine.classifier is None else engine.classifier.numpy(), found)
+    fixed = plan.depths[0], plan.thresholds, plan.kernel, plan.first, plan.stop, engine.words, engine.word_head, engine.judge, found
     token, begin = plan.start, 0
     while begin < plan.steps:
         end, fault = cache.walk(token, begin, plan.steps if plan.whole else begin + 1, *fixed)
@@ -666,7 +667,7 @@ def _lone_run(engine, cache, plan):
     state, token = State(engine), plan.start
     for t in range(plan.steps):
         at = np.array([t])
-        cache.put(_alone, engine.embedding[token].numpy())
+        cache.put(_alone, engine.words[token])
         if plan.rule.oracle:
             history = [cache.watch(_alone, at, l)[1] for l in range(plan.layers)]
             x, logits, (layer,) = _oracle_choice(engine, history)
@@ -837,19 +838,21 @@ def _as_table(input_ids, pad):
         rows = list(input_ids) if isinstance(input_ids, (list, tuple)) else refuse("input_ids", input_ids, "token ids")
         if not rows:
             refuse("input_ids", "no token", "at least one token")
-        rows = [rows] if rows and all(np.ndim(row) == 0 for row in rows) else rows
-        rows = [np.asarray(row) for row in rows]
+        several = any(isinstance(row, (list, tuple, np.ndarray, torch.Tensor)) and np.ndim(row) for row in rows)
+        rows = [np.asarray(row) for row in (rows if several else [rows])]
         if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
             refuse("input_ids", input_ids, "one or more lists of whole-number token ids")
         if not all(row.size for row in rows):
             refuse("input_ids", f"no token in row {[row.size for row in rows].index(0)}", "at least one token in each row")
-        ids, there = pad_rows(rows, pad)
-        return ids, there & (ids != pad)
-    ids = torch.as_tensor(input_ids).cpu()
-    ids = ids[None] if ids.dim() == 1 else ids
-    if ids.dim() != 2 or not len(ids) or ids.dtype in (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        refuse("input_ids", f"shape {tuple(ids.shape)} of {ids.dtype}", "whole numbers of shape (length,) or (rows, length)")
-    return ids.long(), ids != pad
+        ids = np.full((len(rows), max(row.size for row in rows)), pad)
+        for line, row in zip(ids, rows):
+            line[: row.size] = row
+        return ids, ids != pad
+    ids = input_ids.cpu().numpy() if isinstance(input_ids, torch.Tensor) and input_ids.dtype != torch.bfloat16 else np.asarray(input_ids)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or not len(ids) or ids.dtype.kind not in "iu":
+        refuse("input_ids", f"shape {ids.shape} of {ids.dtype}", "whole numbers of shape (length,) or (rows, length)")
+    return ids.astype(np.int64), ids != pad
 
 
 def check_prompts(
@@ -861,22 +864,24 @@ def check_prompts(
     "Prompts as a table, or one clear error."
     ids, there = _as_table(input_ids, config.pad_token_id)
     if attention_mask is not None:
-        mask = torch.as_tensor(attention_mask).cpu()
-        mask = mask[None] if mask.dim() == 1 else mask
-        if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
-            refuse("attention_mask", f"shape {tuple(mask.shape)}", f"zeros and ones of the shape of input_ids, {tuple(ids.shape)}")
-        there = mask.bool()
+        mask = torch.as_tensor(attention_mask).cpu().numpy()
+        mask = mask[None] if mask.ndim == 1 else mask
+        if mask.shape != ids.shape or not ((mask == 0) | (mask == 1)).all():
+            refuse("attention_mask", f"shape {mask.shape}", f"zeros and ones of the shape of input_ids, {ids.shape}")
+        there = mask.astype(bool)
     lengths = there.sum(1)
-    if not bool(lengths.all()):
-        refuse("input_ids", f"no token in row {int((lengths == 0).nonzero()[0])}", "at least one token in each row")
-    if int(lengths.max()) > longest:
-        refuse("input_ids", f"{int(lengths.max())} tokens in row {int(lengths.argmax())}", f"prompts of at most {longest} tokens")
-    real = ids[there]
-    if int(real.min()) < 0 or int(real.max()) >= config.vocab_size:
-        refuse("input_ids", int(real.min() if real.min() < 0 else real.max()), f"token ids from 0 to {config.vocab_size - 1}")
-    columns = there.any(0).nonzero()
-    part = slice(int(columns[0]), int(columns[-1]) + 1)
-    return ids[:, part].where(there[:, part], torch.tensor(config.pad_token_id)), there[:, part]
+    if lengths.min() == 0:
+        refuse("input_ids", f"no token in row {lengths.argmin()}", "at least one token in each row")
+    if lengths.max() > longest:
+        refuse("input_ids", f"{lengths.max()} tokens in row {lengths.argmax()}", f"prompts of at most {longest} tokens")
+    if lengths.min() < ids.shape[1]:  # there is padding
+        columns = np.flatnonzero(there.any(0))
+        part = slice(columns[0], columns[-1] + 1)
+        ids, there = np.where(there, ids, config.pad_token_id)[:, part].copy(), there[:, part].copy()
+    low, high = ids.min(initial=0, where=there), ids.max(initial=0, where=there)
+    if low < 0 or high >= config.vocab_size:
+        refuse("input_ids", low if low < 0 else high, f"token ids from 0 to {config.vocab_size - 1}")
+    return torch.from_numpy(ids), torch.from_numpy(there)
 
 # %% ../nbs/calm_decoding.ipynb #cf5e424e
 class DecoderParts:
@@ -924,7 +929,9 @@ class DecoderParts:
 
     def _run(self, ids, there, plan):
         "Encode, then the steps; to be driven inside `_settled`."
-        ids, there, engine = ids.to(self.device), there.to(self.device), self.engine
+        engine = self.engine
+        if self.device.type != "cpu":
+            ids, there = ids.to(self.device), there.to(self.device)
         memory, (rows, length) = encode_prompts(engine, ids, there), ids.shape
         if not engine.quick:
             yield from _crowd_run(engine, CrowdCache(engine, memory, there, plan.steps), plan)

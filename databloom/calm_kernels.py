@@ -441,12 +441,7 @@ class RowCache:
         there: np.ndarray,  # (rows, prompt), True on real tokens
     ):
         "Forget the last texts; these are the prompts of the new ones, whose keys and values are made for all layers in one product."
-        lines, cross = memory.reshape(-1, memory.shape[2]), self.cross.reshape(-1, self.cross.shape[2])
-        if len(lines) > FEW:
-            torch.mm(lines, self.stack.cross_kv, out=torch.from_numpy(cross))
-        else:
-            cross[:] = 0
-            add_product(lines.numpy(), self.stack.cross_kv.numpy().reshape(-1), cross)
+        torch.mm(memory.reshape(-1, memory.shape[2]), self.stack.cross_kv, out=torch.from_numpy(self.cross).view(-1, self.cross.shape[2]))
         self.filled[:] = 0
         self.mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
         self.counts = there.shape[1] - there[:, ::-1].argmax(1)
