@@ -431,12 +431,8 @@ def encode_prompts(
 ) -> torch.Tensor:  # (rows, length, d_model), the memory that the decoder attends to
     "The encoder's output: that of `CalmT5.encode`."
     rows, length = ids.shape
-    bias, whole = _encoder_bias(engine, length), bool((there.numpy() if engine.quick else there).all())
-    if engine.quick and rows == 1 and length <= FEW and whole:
-        x, stack = engine.words[ids.numpy()[0]], engine.reader
-        read(x, stack.weights, stack.cuts, stack.shape, stack.epsilon, bias.numpy()[0], engine.final)
-        return torch.from_numpy(x)[None]
-    if not whole:
+    bias = _encoder_bias(engine, length)
+    if not bool(there.all()):
         bias = bias + mask_bias(there[:, None, None], bias.dtype)
     x = engine.embedding[ids.reshape(-1)]
     for weights in engine.encoder:
@@ -445,6 +441,16 @@ def encode_prompts(
         seen = scaled_dot_product_attention(query, keys, values, bias, scale=1.0).transpose(1, 2).reshape(rows * length, -1)
         x = _forward(engine, weights, torch.addmm(x, seen, weights.o))
     return (engine.unit(x) * engine.encoder_gain).view(rows, length, -1)
+
+
+def read_prompt(
+    engine: Engine,  # packed weights
+    ids: np.ndarray,  # (length,), token ids of one prompt without padding
+) -> np.ndarray:  # (length, d_model)
+    "The encoder's output for one short prompt, by the compiled encoder."
+    x, s = engine.words[ids], engine.reader
+    read(x, s.weights, s.cuts, s.shape, s.epsilon, _encoder_bias(engine, len(ids)).numpy()[0], engine.final)
+    return x
 
 # %% ../nbs/calm_decoding.ipynb #44bc1760
 def next_layer(
@@ -591,6 +597,7 @@ class _Plan:
     start: int
     keep: bool  # whether logits are wanted
     whole: bool  # whether the caller waits for the end anyway
+    bare: bool  # whether nothing but compiled loops is needed
 
 
 def _finite(logits, t):
@@ -855,13 +862,21 @@ def _as_table(input_ids, pad):
     return ids.astype(np.int64), ids != pad
 
 
+def _plain_prompt(input_ids, config, longest):
+    "Whether this is one list of token ids with nothing to look into."
+    return (type(input_ids) is list and 0 < len(input_ids) <= longest and all(type(token) is int for token in input_ids)
+            and min(input_ids) >= 0 and max(input_ids) < config.vocab_size and config.pad_token_id not in input_ids)
+
+
 def check_prompts(
     input_ids,  # token ids: a list, several lists, an array or tensor, padded on either side
     attention_mask,  # 1 or True on real tokens; None: what is not padding
     config: CalmConfig,  # of the model
     longest: int,  # most tokens a prompt may have
-) -> tuple[torch.Tensor, torch.Tensor]:  # ids and mask, (rows, length), without columns of mere padding at the ends
+) -> tuple[np.ndarray, np.ndarray]:  # ids and mask, (rows, length), without columns of mere padding at the ends
     "Prompts as a table, or one clear error."
+    if attention_mask is None and _plain_prompt(input_ids, config, longest):
+        return np.array([input_ids]), np.ones((1, len(input_ids)), dtype=bool)
     ids, there = _as_table(input_ids, config.pad_token_id)
     if attention_mask is not None:
         mask = torch.as_tensor(attention_mask).cpu().numpy()
@@ -881,7 +896,7 @@ def check_prompts(
     low, high = ids.min(initial=0, where=there), ids.max(initial=0, where=there)
     if low < 0 or high >= config.vocab_size:
         refuse("input_ids", low if low < 0 else high, f"token ids from 0 to {config.vocab_size - 1}")
-    return torch.from_numpy(ids), torch.from_numpy(there)
+    return ids, there
 
 # %% ../nbs/calm_decoding.ipynb #cf5e424e
 class DecoderParts:
@@ -904,8 +919,11 @@ class DecoderParts:
             self.engine = Engine(twin, self.device, self.threads or torch.get_num_threads())
 
     @contextmanager
-    def _settled(self):
+    def _settled(self, plan):
         "Inference mode and our number of threads, both put back at the end."
+        if plan.bare:  # `torch` has no part in it
+            yield
+            return
         before, ours = torch.get_num_threads(), self.threads if self.device.type == "cpu" else None
         try:
             if ours not in (None, before):
@@ -916,35 +934,35 @@ class DecoderParts:
             if ours not in (None, before):
                 torch.set_num_threads(before)
 
-    def _plan(self, rule, rows, steps, stop_at_eos, eager=False, keep=False, whole=False):
+    def _plan(self, rule, there, steps, stop_at_eos, eager=False, keep=False, whole=False):
         if not isinstance(rule, ExitRule):
             refuse("exit", rule, "an exit rule: FullModel(), Static(k), Oracle(), Confidence(...) or Replay(...)")
-        layers, c = self.config.num_decoder_layers, self.config
+        layers, c, rows = self.config.num_decoder_layers, self.config, len(there)
         measure = None if rule.measure is None else find_measure(rule.measure)
         if measure is not None and measure.needs_classifier and self.engine.classifier is None:
             refuse("measure", measure.name, "another one, for this model has no trained exit classifier")
         first = 1 if measure is None else max(measure.first_layer, getattr(rule, "first_layer", 1))
+        plain = rule.oracle or eager or (measure is not None and not measure.kernel)
+        bare = self.engine.quick and not plain and rows == 1 and there.size <= FEW and bool(there.all())
         return _Plan(rule, rule.depths(rows, steps, layers), rule.thresholds(steps), measure and measure.function, measure.kernel if measure else 0, first,
-                     layers, steps, bool(eager), c.eos_token_id if stop_at_eos else -1, c.decoder_start_token_id, bool(keep), whole)
+                     layers, steps, bool(eager), c.eos_token_id if stop_at_eos else -1, c.decoder_start_token_id, bool(keep), whole, bare)
 
     def _run(self, ids, there, plan):
         "Encode, then the steps; to be driven inside `_settled`."
-        engine = self.engine
-        if self.device.type != "cpu":
-            ids, there = ids.to(self.device), there.to(self.device)
-        memory, (rows, length) = encode_prompts(engine, ids, there), ids.shape
+        engine, (rows, length) = self.engine, ids.shape
+        if plan.bare:
+            memory = read_prompt(engine, ids[0])[None]
+        else:
+            tensors = [torch.from_numpy(part).to(self.device) for part in (ids, there)]
+            memory = encode_prompts(engine, *tensors)
         if not engine.quick:
-            yield from _crowd_run(engine, CrowdCache(engine, memory, there, plan.steps), plan)
+            yield from _crowd_run(engine, CrowdCache(engine, memory, tensors[1], plan.steps), plan)
             return
         cache = self._spare.pop() if self._spare else None
         if cache is None or (cache.rows, cache.prompt) != (rows, length) or cache.steps < plan.steps:
             cache = RowCache(engine.stack, engine.distances(plan.steps).numpy(), rows, length)
-        cache.begin(memory, there.numpy())
-        if rows > 1:
-            yield from _crowd_run(engine, cache, plan)
-        else:
-            plain = plan.rule.oracle or plan.eager or (plan.measure is not None and not plan.kernel)
-            yield from (_lone_run if plain else _compiled_run)(engine, cache, plan)
+        cache.begin(memory if plan.bare else memory.numpy(), there)
+        yield from (_compiled_run if plan.bare else _lone_run if rows == 1 else _crowd_run)(engine, cache, plan)
         if cache.bytes < 2**26:
             self._spare.append(cache)
 
@@ -964,9 +982,9 @@ class Decoder(DecoderParts):
     ) -> Generated:  # tokens and exit layers, one list a prompt
         "Generate greedily; every token takes as many layers as the exit rule says."
         ids, there = check_prompts(input_ids, attention_mask, self.config, self.max_prompt)
-        plan = self._plan(exit, len(ids), check_count("max_new_tokens", max_new_tokens), stop_at_eos, eager, keep_logits, whole=True)
+        plan = self._plan(exit, there, check_count("max_new_tokens", max_new_tokens), stop_at_eos, eager, keep_logits, whole=True)
         columns, start = [([], [], [], []) for _ in range(len(ids))], time.perf_counter()
-        with self._settled():
+        with self._settled(plan):
             for *parts, logits in self._run(ids, there, plan):
                 for row, token, layer, confidence in zip(*parts):
                     tokens, layers, confidences, _ = columns[row]
@@ -991,14 +1009,14 @@ class Decoder(DecoderParts):
     ):  # an iterator of `Token`
         "Tokens as they come; input is checked at once, before the first is asked for."
         ids, there = check_prompts(input_ids, attention_mask, self.config, self.max_prompt)
-        plan = self._plan(exit, len(ids), check_count("max_new_tokens", max_new_tokens), stop_at_eos)
+        plan = self._plan(exit, there, check_count("max_new_tokens", max_new_tokens), stop_at_eos)
         return _streamed(self, ids, there, plan, spell)
 
 
 def _streamed(decoder, ids, there, plan, spell):
     run, said = decoder._run(ids, there, plan), [([], "") for _ in range(len(ids))]
     while True:
-        with decoder._settled():
+        with decoder._settled(plan):
             step = next(run, None)
         if step is None:
             return

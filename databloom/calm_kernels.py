@@ -434,14 +434,20 @@ class RowCache:
         self.cross = np.empty((rows, prompt, stack.depth * 2 * inner), np.float32)
         self.states, self.x = np.empty((rows, self.steps, stack.width), np.float32), np.empty((rows, stack.width), np.float32)
         self.filled, self.line = np.zeros((stack.depth, rows), np.int64), np.empty((1, stack.width), np.float32)
+        self.cross_kv, self.bytes = stack.cross_kv.numpy().reshape(-1), self.kv.nbytes + self.cross.nbytes + self.states.nbytes
 
     def begin(
         self,
-        memory: torch.Tensor,  # (rows, prompt, d_model), the encoder's output
+        memory: np.ndarray,  # (rows, prompt, d_model), the encoder's output
         there: np.ndarray,  # (rows, prompt), True on real tokens
     ):
         "Forget the last texts; these are the prompts of the new ones, whose keys and values are made for all layers in one product."
-        torch.mm(memory.reshape(-1, memory.shape[2]), self.stack.cross_kv, out=torch.from_numpy(self.cross).view(-1, self.cross.shape[2]))
+        lines, cross = memory.reshape(-1, memory.shape[2]), self.cross.reshape(-1, self.cross.shape[2])
+        if len(lines) > FEW:
+            torch.mm(torch.from_numpy(lines), self.stack.cross_kv, out=torch.from_numpy(cross))
+        else:
+            cross[:] = 0
+            add_product(lines, self.cross_kv, cross)
         self.filled[:] = 0
         self.mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
         self.counts = there.shape[1] - there[:, ::-1].argmax(1)
@@ -486,11 +492,6 @@ class RowCache:
         before = self.x[rows]
         self.climb(rows, t, l, l + 1)
         return before, self.x[rows]
-
-    @property
-    def bytes(self):
-        "How much memory it takes."
-        return sum(part.nbytes for part in (self.kv, self.cross, self.states))
 
     def put(self, rows, x):
         "The states of some rows, from elsewhere."
