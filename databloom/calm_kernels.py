@@ -57,7 +57,7 @@ def _two_rows(a, b, w, y, z, n, width):
         z[j] += ((b0 * c0 + b1 * c1) + (b2 * c2 + b3 * c3)) + ((b4 * c4 + b5 * c5) + (b6 * c6 + b7 * c7))
 
 # %% ../nbs/calm_kernels.ipynb #b4745e9c
-COLUMNS = 512  # that are met together
+COLUMNS = 1024  # that are met together
 
 
 @compiled
