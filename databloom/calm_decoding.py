@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .calm_kernels import FEW, MEASURES, RowCache, Stack, pack_layer, read, sureness, to_unit
+from .calm_kernels import FEW, MEASURES, RowCache, Stack, add_product, best, compiled, pack_layer, read, sureness, to_unit
 from .calm_model import CalmConfig, CalmT5, mask_bias, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
@@ -385,7 +385,22 @@ class Engine:
 
     def logits(self, x):
         "Logits of rows of states: (rows, vocabulary)."
-        return self.unit(x) @ self.head
+        return self.from_unit(self.unit(x))
+
+    def from_unit(self, x):
+        "Logits of rows of normed states: (rows, vocabulary)."
+        if not self.quick:
+            return x @ self.head
+        out = np.zeros((len(x), self.head.shape[1]), np.float32)
+        add_product(np.asarray(x), self.word_head, out) if len(x) <= FEW else torch.mm(torch.as_tensor(x), self.head, out=torch.from_numpy(out))
+        return torch.from_numpy(out)
+
+    def choose(self, logits, t):
+        "The best word of each row; t is for the message where the logits are not finite."
+        words, finite = best(logits.numpy()) if self.quick else (logits.argmax(-1).cpu().numpy(), math.isfinite(logits.sum().item()))
+        if not finite:
+            refuse("logits", f"NaN or infinity at token {t}", "finite (the model's weights or states have overflowed)")
+        return words
 
     def exit_score(self, x):
         "The early-exit classifier before its sigmoid: (rows, 1)."
@@ -393,7 +408,7 @@ class Engine:
 
     def embed(self, tokens):
         "Embeddings of token numbers, (rows, d_model)."
-        return self.embedding.index_select(0, torch.from_numpy(tokens).to(self.embedding.device))
+        return self.words[tokens] if self.quick else self.embedding.index_select(0, torch.from_numpy(tokens).to(self.embedding.device))
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -443,16 +458,22 @@ def encode_prompts(
     return (engine.unit(x) * engine.encoder_gain).view(rows, length, -1)
 
 
-def read_prompt(
+def read_prompts(
     engine: Engine,  # packed weights
-    ids: np.ndarray,  # (length,), token ids of one prompt without padding
-) -> np.ndarray:  # (length, d_model)
-    "The encoder's output for one short prompt, by the compiled encoder."
-    x, s = engine.words[ids], engine.reader
-    read(x, s.weights, s.cuts, s.shape, s.epsilon, _encoder_bias(engine, len(ids)).numpy()[0], engine.final)
-    return x
+    ids: np.ndarray,  # (rows, length), token ids
+    there: np.ndarray,  # (rows, length), True on real tokens
+) -> np.ndarray:  # (rows, length, d_model)
+    "The encoder's output for short prompts, by the compiled encoder, some of them at a time."
+    rows, length = ids.shape
+    x, s, bias, some = engine.words[ids.reshape(-1)], engine.reader, _encoder_bias(engine, length).numpy()[0], max(1, FEW // length)
+    mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
+    for row in range(0, rows, some):
+        part = x[row * length : (row + some) * length]
+        read(part, s.weights, s.cuts, s.shape, s.epsilon, bias, mask[row : row + some], engine.final)
+    return x.reshape(rows, length, -1)
 
 # %% ../nbs/calm_decoding.ipynb #44bc1760
+@compiled
 def next_layer(
     waiting: np.ndarray,  # how many rows wait for layer 0, 1, ...
     last: int,  # the layer that was run before
@@ -462,7 +483,7 @@ def next_layer(
     if low <= last < len(waiting) - 1 and waiting[last + 1]:
         return last + 1
     above = waiting[low:].sum()
-    return low + int(waiting[low:].argmax()) if above and 2 * above >= waiting.sum() else int(waiting[:low].argmax())
+    return low + waiting[low:].argmax() if above and 2 * above >= waiting.sum() else waiting[:low].argmax()
 
 # %% ../nbs/calm_decoding.ipynb #2af420f1
 class CrowdCache:
@@ -600,18 +621,12 @@ class _Plan:
     bare: bool  # whether nothing but compiled loops is needed
 
 
-def _finite(logits, t):
-    if not math.isfinite(logits.sum().item()):
-        refuse("logits", f"NaN or infinity at token {t}", "finite (the model's weights or states have overflowed)")
-    return logits
-
-
 def _sure(value, state):
     "Confidences as numbers, one a row."
     value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else value
     value = np.asarray(value, dtype=float).reshape(-1)
     if np.isnan(value).any():
-        _finite(state.engine.logits(state.hidden), state.step)
+        state.engine.choose(state.engine.logits(state.hidden), state.step)
     if len(value) != len(state.hidden) or np.isnan(value).any():
         refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
@@ -685,8 +700,8 @@ def _lone_run(engine, cache, plan):
         normed = cache.leave(_alone, at, np.array([layer]))
         for l in range(layer, plan.layers) if plan.eager else ():
             cache.fill(l, _alone, at + 1)
-        logits = _finite(torch.from_numpy(normed) @ engine.head if logits is None else logits, t)
-        token = int(logits.argmax())
+        logits = engine.from_unit(normed) if logits is None else logits
+        token = int(engine.choose(logits, t)[0])
         yield [0], [token], [layer], [confidence], logits
         if token == plan.stop:
             return
@@ -750,12 +765,11 @@ class _Crowd(_Rows):
         self.left.sort(key=lambda part: part[-1] is not None)
         who, layers, sure = (np.concatenate([part[i] for part in self.left]) for i in range(3))
         known = [part[-1] for part in self.left if part[-1] is not None]
-        normed, new = torch.as_tensor(cache.leave(self.places[who], self.t[who], layers)), len(who) - sum(map(len, known))
-        logits = torch.cat([normed[:new] @ engine.head, *known]) if known else normed @ engine.head
+        normed, new = cache.leave(self.places[who], self.t[who], layers), len(who) - sum(map(len, known))
+        logits = torch.cat([engine.from_unit(normed[:new]), *known]) if known else engine.from_unit(normed)
         for above in range(self.plan.layers) if self.plan.eager else ():
             cache.fill(above, self.places[who], self.t[who] + 1)
-        _finite(logits, int(self.t[who[0]]))
-        words = logits.numpy().argmax(1) if engine.quick else logits.argmax(-1).cpu().numpy()
+        words = engine.choose(logits, int(self.t[who[0]]))
         cache.put(self.places[who], engine.embed(words))
         self.t[who] += 1
         names, self.left = self.names[who], []
@@ -950,8 +964,8 @@ class DecoderParts:
     def _run(self, ids, there, plan):
         "Encode, then the steps; to be driven inside `_settled`."
         engine, (rows, length) = self.engine, ids.shape
-        if plan.bare:
-            memory = read_prompt(engine, ids[0])[None]
+        if engine.quick and length <= FEW:
+            memory = read_prompts(engine, ids, there)
         else:
             tensors = [torch.from_numpy(part).to(self.device) for part in (ids, there)]
             memory = encode_prompts(engine, *tensors)
@@ -961,7 +975,7 @@ class DecoderParts:
         cache = self._spare.pop() if self._spare else None
         if cache is None or (cache.rows, cache.prompt) != (rows, length) or cache.steps < plan.steps:
             cache = RowCache(engine.stack, engine.distances(plan.steps).numpy(), rows, length)
-        cache.begin(memory if plan.bare else memory.numpy(), there)
+        cache.begin(np.asarray(memory), there)
         yield from (_compiled_run if plan.bare else _lone_run if rows == 1 else _crowd_run)(engine, cache, plan)
         if cache.bytes < 2**26:
             self._spare.append(cache)

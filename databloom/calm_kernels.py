@@ -248,12 +248,12 @@ class Stack:
 
 # %% ../nbs/calm_kernels.ipynb #b77d1ea2
 @compiled
-def read(x, weights, cuts, shape, epsilon, bias, gain):
-    "Run an encoder: embeddings of one prompt, (length, d), become its memory. `bias` is (heads, length, length)."
+def read(x, weights, cuts, shape, epsilon, bias, mask, gain):
+    "Run an encoder: embeddings of prompts, (rows length, d), become their memory; `bias` is (heads, length, length), `mask` (rows, length)."
     heads, inner, forward, wide, kind = shape
-    length, width, unit = len(x), inner // heads, np.empty((len(x), x.shape[1]), np.float32)
-    query, kv, seen = np.empty((length, inner), np.float32), np.empty((length, 2 * inner), np.float32), np.empty((length, inner), np.float32)
-    widened, shares = np.empty((length, wide), np.float32), np.empty(length, np.float32)
+    many, length, width, unit = len(x), mask.shape[1], inner // heads, np.empty((len(x), x.shape[1]), np.float32)
+    query, kv, seen = np.empty((many, inner), np.float32), np.empty((many, 2 * inner), np.float32), np.empty((many, inner), np.float32)
+    widened, shares = np.empty((many, wide), np.float32), np.empty(length, np.float32)
     for l in range(len(weights)):
         line = weights[l]
         to_unit(x, epsilon, unit)
@@ -261,10 +261,11 @@ def read(x, weights, cuts, shape, epsilon, bias, gain):
         kv[:] = 0
         add_product(unit, line[cuts[0] : cuts[1]], query)
         add_product(unit, line[cuts[1] : cuts[2]], kv)
-        for i in range(length):
+        for i in range(many):
+            row, own = i // length, kv[i // length * length :]
             for h in range(heads):
-                low = h * width
-                _attend(query[i, low : low + width], kv, low, inner, bias[h, i], length, shares, seen[i, low : low + width])
+                low, added = h * width, bias[h, i % length] + mask[row]
+                _attend(query[i, low : low + width], own, low, inner, added, length, shares, seen[i, low : low + width])
         add_product(seen, line[cuts[2] : cuts[3]], x)
         to_unit(x, epsilon, unit)
         widened[:] = 0
@@ -376,6 +377,20 @@ def sureness(kind, before, now, logits, classifier, epsilon):
             sure[i] = 1 / (1 + math.exp(-score))
     return sure
 
+# %% ../nbs/calm_kernels.ipynb #026489de
+@compiled
+def best(logits):
+    "The best column of each row, and whether all logits are finite."
+    words, total = np.zeros(len(logits), np.int64), np.float32(0)
+    for i in range(len(logits)):
+        line, top = logits[i], logits[i, 0]
+        for j in range(len(line)):
+            total += line[j]
+            top = max(top, line[j])
+        while line[words[i]] != top and words[i] < len(line) - 1:
+            words[i] += 1
+    return words, math.isfinite(total)
+
 # %% ../nbs/calm_kernels.ipynb #081c4bc2
 @compiled
 def walk(token, begin, until, depths, thresholds, kind, first, stop, embedding, head, classifier, x, line, weights, cuts, shape, epsilon, kv, filled,
@@ -400,13 +415,10 @@ def walk(token, begin, until, depths, thresholds, kind, first, stop, embedding, 
         if not known:
             out[:] = 0
             add_product(normed, head, out)
-        token, total = 0, np.float32(0)
-        for j in range(out.shape[1]):
-            total += out[0, j]
-            if out[0, j] > out[0, token]:
-                token = j
+        chosen, finite = best(out)
+        token = chosen[0]
         words[t], layers[t], sures[t] = token, depth[0], sure if depth[0] < len(weights) else np.nan
-        if not math.isfinite(total):
+        if not finite:
             return t, 1
         if asked and not math.isfinite(sure):
             return t, 2
