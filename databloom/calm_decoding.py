@@ -714,14 +714,14 @@ class _Rows:
         self.engine, self.cache, self.plan, self.state = engine, cache, plan, State(engine, cache.rows)
         self.names = self.places = np.arange(cache.rows)
         self.t, self.level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
-        self.history, self.left = [], []
+        self.history, self.left, self.depth = [], [], plan.depths[:, 0].copy()  # depth: of the token that each row is at
         cache.put(self.places, engine.embed(np.full(cache.rows, plan.start)))
 
     def dismiss(self, who):
         "These rows are at their end. On a GPU, when half of the cache is dead, and enough steps may follow to pay for the copy, the rest moves together."
         stay = np.ones(len(self.names), dtype=bool)
         stay[who] = False
-        self.names, self.places, self.t, self.level = self.names[stay], self.places[stay], self.t[stay], self.level[stay]
+        self.names, self.places, self.t, self.level, self.depth = (part[stay] for part in (self.names, self.places, self.t, self.level, self.depth))
         if not self.engine.quick and 0 < 2 * len(self.places) <= self.cache.rows and self.plan.steps - self.t.min() > 8:
             self.cache.compact(self.places)
             self.places = np.arange(len(self.places))
@@ -733,31 +733,33 @@ class _Crowd(_Rows):
     def visit(self, l):
         "Run layer l for the rows that wait for it."
         plan, who, layer = self.plan, np.flatnonzero(self.level == l), l + 1
-        names, places, t = self.names[who], self.places[who], self.t[who]
+        places, t = self.places[who], self.t[who]
         self.level[who] = layer
-        leaves, sure, known = plan.depths[names, t] <= layer, None, None
-        asks = plan.measure is not None and plan.first <= layer < plan.layers and ((threshold := plan.thresholds[t]) > 0).any()
-        if asks or plan.rule.oracle:
-            before, after = self.cache.watch(places, t, l)
-            if plan.rule.oracle:
-                self.history.append(after)
-            else:
-                sure, known = _ask(plan, self.state, before, after, layer, t, names)
-                leaves = leaves | (sure >= threshold)
+        if plan.rule.oracle:
+            self.history.append(self.cache.watch(places, t, l)[1])
+        elif plan.measure is not None and plan.first <= layer < plan.layers and (plan.thresholds[t] > 0).any():
+            return self._asked(who, places, t, layer)
         else:
             self.cache.climb(places, t, l, layer)
+        out = who[self.depth[who] <= layer]
+        if len(out):
+            self._leave(out, np.full(len(out), layer))
+
+    def _asked(self, who, places, t, layer):
+        before, after = self.cache.watch(places, t, layer - 1)
+        sure, known = _ask(self.plan, self.state, before, after, layer, t, self.names[who])
+        leaves = (self.depth[who] <= layer) | (sure >= self.plan.thresholds[t])
         if leaves.any():
             known = known if known is None or leaves.all() else known[torch.from_numpy(leaves).to(known.device)]
-            self._leave(who[leaves], layer, np.full(leaves.sum(), math.nan) if sure is None else sure[leaves], known)
+            self._leave(who[leaves], np.full(leaves.sum(), layer), sure[leaves], known)
 
-    def _leave(self, who, layer, sure, known):
-        layers = np.full(len(who), layer)
+    def _leave(self, who, layers, sure=None, known=None):
         if self.plan.rule.oracle:  # all rows are here
             x, known, layers = _oracle_choice(self.engine, self.history)
             self.cache.put(self.places[who], x)
             self.history = []
         self.level[who] = 0
-        self.left.append((who, layers, sure, known))
+        self.left.append((who, layers, np.full(len(who), math.nan) if sure is None else sure, known))
 
     def words(self):
         "Rows that have left, their words, layers, confidences and logits, in lists."
@@ -773,6 +775,7 @@ class _Crowd(_Rows):
         cache.put(self.places[who], engine.embed(words))
         self.t[who] += 1
         names, self.left = self.names[who], []
+        self.depth[who] = self.plan.depths[names, np.minimum(self.t[who], self.plan.steps - 1)]
         over = who[(words == self.plan.stop) | (self.t[who] >= self.plan.steps)]
         if len(over):
             self.dismiss(over)
