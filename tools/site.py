@@ -167,7 +167,8 @@ def fit_outputs(site):
     "Tell the style sheet what it cannot see: how wide a figure was drawn, and which printed texts are sentences."
     def figure(match):
         width = int.from_bytes(base64.b64decode(match[2])[16:20], "big")  # the head of a PNG
-        return f'<img style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
+        broad = 'class="broad" ' if width > 720 else ""  # more than a phone can show at half its size
+        return f'<img {broad}style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
 
     def printed(match):
         return f'{match[1]} class="prose"><code>{match[2]}' if is_prose(html.unescape(match[2])) else match[0]
