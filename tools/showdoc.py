@@ -31,6 +31,13 @@ def cell(text):
     return " ".join(str(text).split()).replace("|", r"\|")
 
 
+def words(text):
+    "What a comment says of a parameter: a star in it is a product or a power, and what it quotes is typed as it stands."
+    pieces = re.split(r"(`[^`]*`)", cell(text or ""))
+    pieces[::2] = [re.sub(r'"([\w.-]+)"', r'`` "\1" ``', each.replace("*", r"\*")) for each in pieces[::2]]
+    return "".join(pieces)
+
+
 def code(text):
     "A name or a default as code that nbdev does not take for a link."
     return f"`` {cell(text)} ``" if text else ""
@@ -61,6 +68,18 @@ def exported(sym, name):
     return attrgetter(name)(module)
 
 
+def beside(sym, name, parameter):
+    "What the comment beside a parameter says; fastcore does not read those of `*names` and `**names`."
+    stars = {parameter.VAR_POSITIONAL: r"[*]", parameter.VAR_KEYWORD: r"[*][*]"}.get(parameter.kind)
+    if not stars:
+        return (docments(sym, full=True).get(name) or {}).get("docment")
+    try:
+        found = re.search(rf"[(\s]{stars}{name}\b[^#\n]*# *(.*)", inspect.getsource(sym.__init__ if inspect.isclass(sym) else sym))
+    except (OSError, TypeError):
+        return None
+    return found and found[1]
+
+
 def option(parameter):
     "What Typer is told about a parameter of a command, or None: its `help` is what the reader needs."
     told = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
@@ -79,18 +98,17 @@ class SignatureTable(BasicMarkdownRenderer):
 
     def rows(self):
         sym = exported(self.sym, self.nm)
-        notes = docments(sym, full=True)
         for name, parameter in (self.sig.parameters if self.sig else {}).items():
             told = option(parameter)
             given = "" if parameter.default is parameter.empty else default(parameter.default)
             if told:
                 plain = getattr(parameter.annotation, "__origin__", None) if hasattr(parameter.annotation, "__metadata__") else parameter.annotation
-                yield code(option_names(name, told)), kind(plain), given, cell(told.help or "")
+                yield code(option_names(name, told)), kind(plain), given, words(told.help)
             elif name != "self":
-                yield code(name), kind(parameter.annotation), given, cell((notes.get(name) or {}).get("docment") or "")
-        back = notes.get("return") or {}
+                yield code(str(parameter).split(":")[0].split("=")[0].strip()), kind(parameter.annotation), given, words(beside(sym, name, parameter))
+        back = docments(sym, full=True).get("return") or {}
         if not inspect.isclass(sym) and (back.get("docment") or back.get("anno") not in NOTHING):
-            yield "**returns**", kind(back.get("anno")), "", cell(back.get("docment") or "")
+            yield "**returns**", kind(back.get("anno")), "", words(back.get("docment"))
 
     def _repr_markdown_(self):
         if any(part.startswith("_") for part in self.nm.split(".")):

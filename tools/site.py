@@ -164,7 +164,7 @@ def is_prose(text):
 
 
 def fit_outputs(site):
-    "Tell the style sheet what it cannot see: how wide a figure was drawn, and which printed texts are sentences."
+    "Tell the style sheet what it cannot see: how wide a figure was drawn, which printed texts are sentences, where lines may break."
     def figure(match):
         width = int.from_bytes(base64.b64decode(match[2])[16:20], "big")  # the head of a PNG
         broad = 'class="broad" ' if width > 720 else ""  # more than a phone can show at half its size
@@ -176,6 +176,9 @@ def fit_outputs(site):
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'<img ([^>]*?)src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
+        # a long name breaks where its words do, and a full stop stays with the letter before it
+        text = re.sub(r'(<h3 id="[^"]*" class="anchored"[^>]*>)([\w.]+)', lambda m: m[1] + re.sub(r"(?<=[^_.])([_.])(?=\w)", r"\1<wbr>", m[2]), text)
+        text = re.sub(r'(<span class="math inline">[^<]{1,24}</span>[.,;:!?)]+)', r'<span class="together">\1</span>', text)
         path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)><code>(.*?)(?=</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
 
 
