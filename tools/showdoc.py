@@ -3,6 +3,7 @@ import importlib
 import inspect
 import re
 from operator import attrgetter
+from pathlib import Path
 
 from fastcore.docments import docments
 from nbdev.doclinks import NbdevLookup
@@ -23,7 +24,13 @@ def know_the_chapter(begin=add_show_docs.begin):
 
     add_show_docs.begin = begin_and_remember
     anywhere = NbdevLookup.__getitem__
-    NbdevLookup.__getitem__ = lambda self, name: self.syms.get(f"{chapter}.{name}") or anywhere(self, name)
+
+    def lookup(self, name):
+        found = self.syms.get(f"{chapter}.{name}") or anywhere(self, name)
+        # outside its own chapter `delta` is a number and `fit` a method, not the command of that name
+        return None if found and "/cli_" in found[1] and "." not in name and f"databloom.{Path(found[1]).stem}" != chapter else found
+
+    NbdevLookup.__getitem__ = lookup
 
 
 def cell(text):
@@ -34,7 +41,7 @@ def cell(text):
 def words(text):
     "What a comment says of a parameter: a star in it is a product or a power, and what it quotes is typed as it stands."
     pieces = re.split(r"(`[^`]*`)", cell(text or ""))
-    pieces[::2] = [re.sub(r'"([\w.-]+)"', r'`` "\1" ``', each.replace("*", r"\*")) for each in pieces[::2]]
+    pieces[::2] = [re.sub(r'"[\w.-]+"|(?<!\S)--[a-z][\w-]*', r"`` \g<0> ``", each.replace("*", r"\*")) for each in pieces[::2]]
     return "".join(pieces)
 
 
@@ -107,6 +114,9 @@ class SignatureTable(BasicMarkdownRenderer):
             elif name != "self":
                 yield code(str(parameter).split(":")[0].split("=")[0].strip()), kind(parameter.annotation), given, words(beside(sym, name, parameter))
         back = docments(sym, full=True).get("return") or {}
+        rest = [beside(sym, name, each) for name, each in (self.sig.parameters if self.sig else {}).items() if each.kind is each.VAR_KEYWORD]
+        if back.get("docment") in rest:  # fastcore takes the comment beside `**names` for that of the result
+            back = {**back, "docment": None}
         if not inspect.isclass(sym) and (back.get("docment") or back.get("anno") not in NOTHING):
             yield "**returns**", kind(back.get("anno")), "", words(back.get("docment"))
 
