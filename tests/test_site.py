@@ -139,7 +139,7 @@ def test_names_lead_to_their_chapter_and_to_their_source(site):
 
 def test_a_command_explains_its_options_as_they_are_typed(site):
     text = (site / "cli_accounting.html").read_text(encoding="utf-8")
-    assert re.search(r"<td><code>--sampling-probability</code></td>\s*<td><code>float</code></td>\s*<td><code>1.0</code></td>\s*<td>Probability that a record", text)
+    assert re.search(r"<td><code[^>]*>--sampling-probability</code></td>\s*<td><code>float</code></td>\s*<td><code>1.0</code></td>\s*<td>Probability that a record", text)
     assert [page.name for page in site.rglob("*.html") if re.search(r"typer\.models|object at 0x", page.read_text(encoding="utf-8"))] == []
 
 

@@ -176,9 +176,10 @@ def fit_outputs(site):
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'<img ([^>]*?)src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
-        # a long name breaks where its words do, and a full stop stays with the letter before it
+        # a long name breaks where its words do, a full stop stays with the letter before it, an option of a command in one piece
         text = re.sub(r'(<h3 id="[^"]*" class="anchored"[^>]*>)([\w.]+)', lambda m: m[1] + re.sub(r"(?<=[^_.])([_.])(?=\w)", r"\1<wbr>", m[2]), text)
         text = re.sub(r'(<span class="math inline">[^<]{1,24}</span>[.,;:!?)]+)', r'<span class="together">\1</span>', text)
+        text = re.sub(r"<code>(--?[a-z][\w-]*)</code>", r'<code class="together">\1</code>', text)
         path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)><code>(.*?)(?=</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
 
 
