@@ -187,9 +187,10 @@ def present(site, base, title):
     "What other sites show of a link to a page: its title, its summary, a picture."
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
-        told = re.search(r'<meta name="description" content="([^"]*)">', text)
+        told = re.search(r"""<meta name="description" content=(?:"([^"]*)"|'([^']*)')>""", text)
+        words = html.escape(html.unescape(told[1] or told[2]).replace("`", "")) if told else ""
         here = html.escape(html.unescape(re.search(r"<title>(.*?)</title>", text)[1]))
-        card = {"og:type": "website", "og:site_name": title, "og:title": here, "og:description": told[1] if told else "",
+        card = {"og:type": "website", "og:site_name": title, "og:title": here, "og:description": words,
                 "og:url": f"{base}/{path.relative_to(site).as_posix()}", "og:image": f"{base}/assets/card.png", "og:image:width": "1200", "og:image:height": "630",
                 "og:image:alt": "Epsilon of a training run against its steps, bounded from below and above."}
         tags = "".join(f'<meta property="{name}" content="{value}">' for name, value in card.items() if value)
