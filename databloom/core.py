@@ -21,6 +21,7 @@ import re
 import secrets
 import sys
 import tempfile
+import warnings
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -142,7 +143,9 @@ def need(
 ):  # the imported module
     "Import an optional package, or say how to install it."
     try:
-        return importlib.import_module(module)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")
+            return importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
         raise ImportError(

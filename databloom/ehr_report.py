@@ -8,6 +8,7 @@ __all__ = ['tolerances', 'Answer', 'record_copies', 'Report', 'judge']
 # %% ../nbs/ehr_report.ipynb #a7f1688c
 import html
 import math
+import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,7 +310,8 @@ class Report(Result):
 
     def __str__(self):
         width = max(len(a.name) for a in self.answers)
-        return "\n".join([f"verdict: {self.verdict}. {self.reason}", *(f"  {a.name:{width}}  {a.verdict:16}  {a.reason}" for a in self.answers),
+        beside = lambda reason: f"\n{'':{width + 22}}".join(textwrap.wrap(reason, max(90 - width, 40)))  # a long reason stays in its column
+        return "\n".join([f"verdict: {self.verdict}. {self.reason}", *(f"  {a.name:{width}}  {a.verdict:16}  {beside(a.reason)}" for a in self.answers),
                           *(f"  note: {n}" for n in self.notes)])
 
 # %% ../nbs/ehr_report.ipynb #09cf3b9b

@@ -1152,10 +1152,11 @@ class Evaluation(Result):
 
     def __repr__(self):
         measures, width = list(next(iter(self.values.values()))), max(map(len, self.values))
-        lines = [f"{self.patients:,} patients, {self.septic:,} septic; {self.confidence:.0%} intervals from {self.draws} draws of patients; onset: {self.onset}",
-                 " " * width + "".join(f"{m:>24}" for m in measures)]
+        lines = [f"{self.patients:,} patients, {self.septic:,} septic; {self.confidence:.0%} intervals from {self.draws} draws of patients; onset: {self.onset}"]
         cell = lambda v: "-" if v is None or math.isnan(v[0]) else f"{v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]"
-        lines += [f"{name:<{width}}" + "".join(f"{cell(row.get(m)):>24}" for m in measures) for name, row in self.values.items()]
+        for part in [measures[i:i + 5] for i in range(0, len(measures), 5)]:  # more beside each other than a page is wide would be broken anywhere
+            lines += [" " * width + "".join(f"{m:>24}" for m in part)]
+            lines += [f"{name:<{width}}" + "".join(f"{cell(row.get(m)):>24}" for m in part) for name, row in self.values.items()]
         return "\n".join(lines)
 
     def to_frame(self):

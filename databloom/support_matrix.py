@@ -56,9 +56,13 @@ class SupportMatrix(Result):
         short = {"none": "none", "poisson": "Poisson", "without_replacement": "fixed size", "truncated_poisson": "capped"}
         names = {"add_remove": "add/rem", "replace_one": "replace", "zero_out": "zero"}
         shown = [c for c in columns if c[0] in short]
-        head = [f"{'sampling':24}" + " ".join(f"{short[s]:>10}" for s, _, _ in shown), f"{'neighbours':24}" + " ".join(f"{names[a] + ('' if k == 1 else f' x{k}'):>10}" for _, a, k in shown)]
-        body = [f"{row:24}" + " ".join(f"{self.answer(row, *c) if self.answer(row, *c) in ('both', 'upper') else '-':>10}" for c in shown) for row in rows]
-        return "\n".join(head + body)
+        line = lambda name, words: f"{name:24}" + " ".join(f"{word:>10}" for word in words)
+        word = lambda answer: answer if answer in ("both", "upper") else "-"
+        lines = []
+        for part in [shown[:8], shown[8:]]:  # beside each other they are wider than a page
+            lines += [line("sampling", [short[s] for s, _, _ in part]), line("neighbours", [names[a] + ("" if k == 1 else f" x{k}") for _, a, k in part])]
+            lines += [*(line(row, [word(self.answer(row, *c)) for c in part]) for row in rows), ""]
+        return "\n".join(lines).rstrip()
 
     def to_frame(self):
         "A pandas frame with one row for each combination."

@@ -78,7 +78,11 @@ class Browser:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.profile, ignore_errors=True)
+        for _ in range(20):  # its other processes write there for a moment longer
+            shutil.rmtree(self.profile, ignore_errors=True)
+            if not Path(self.profile).exists():
+                break
+            time.sleep(0.1)
 
     def ask(self, method, **parameters):
         "The answer of Chromium to one command of its protocol; what it reports meanwhile is kept in `events`."
