@@ -619,7 +619,7 @@ def gdp_bounds(
 class AttackSuccess(Result):
     "Bounds on what the best membership attack reaches."
 
-    false_positive_rate: float  # of the attack
+    fpr: float  # false-positive rate of the attack
     lower: float | None  # some attack finds members at this rate; None where the pair is not known to be reached
     upper: float  # no attack finds members at a higher rate
     advantage_lower: float | None  # largest true- minus false-positive rate of the best attack, at least
@@ -631,7 +631,7 @@ class AttackSuccess(Result):
 
     def __str__(self):
         between = lambda low, high: f"at most {high:.6g}" if low is None else f"between {low:.6g} and {high:.6g}"
-        return "\n".join([f"true-positive rate of the best attack at a false-positive rate of {self.false_positive_rate:g}: {between(self.lower, self.upper)}",
+        return "\n".join([f"true-positive rate of the best attack at a false-positive rate of {self.fpr:g}: {between(self.lower, self.upper)}",
                           f"membership advantage: {between(self.advantage_lower, self.advantage_upper)}",
                           f"  {self.mechanism}, {self.steps:,} steps, adjacency {self.adjacency}"] + [f"  assumes: {text}" for text in self.assumptions])
 
@@ -640,13 +640,13 @@ def attack_success(
     mechanism,  # a `Pair`, or a list of (Pair, count)
     steps: int = 1,  # how many times it runs
     *,
-    false_positive_rate: float,  # how often the attack may accuse a non-member
+    fpr: float,  # false-positive rate: how often the attack may accuse a non-member
     tolerance: float = 1e-3,  # relative accuracy to aim for
     adjacency: str = "add_remove",  # a name for the result
     assumptions: tuple = (),  # more of what must hold
 ) -> AttackSuccess:
     "Bounds on the true-positive rate at a false-positive rate and on the advantage, over both null hypotheses."
-    alpha = np.array([check_probability("false_positive_rate", false_positive_rate, open_high=True)])
+    alpha = np.array([check_probability("fpr", fpr, open_high=True)])
     profile = PrivacyProfile(mechanism, steps, tolerance=tolerance, adjacency=adjacency, assumptions=assumptions)
     attacks = _attacks(profile, max(float(alpha[0]), 1e-12))
     advantage = profile.delta(0.0)

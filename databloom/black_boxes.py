@@ -269,7 +269,7 @@ def _integrals(self, left, right, rule=_rules[1]):
 
 
 @patch_to(DensityPair)
-def loss(self, x):
+def loss(self, x):  # outputs, shape (k,)
     near = 1e-7 * (self.span[1] - self.span[0])
     value = np.asarray(self.log_p(x), float) - np.asarray(self.log_q(x), float)
     a, b = np.maximum(x - near, self.span[0]), np.minimum(x + near, self.span[1])
@@ -277,7 +277,7 @@ def loss(self, x):
 
 
 @patch_to(DensityPair)
-def between(self, x):
+def between(self, x):  # ascending outputs, shape (k + 1,)
     x = np.clip(x, *self.span)
     step = self.panels[1] - self.panels[0]
     first = np.clip(np.ceil((x[:-1] - self.span[0]) / step), 0, len(self.panels) - 1).astype(int)

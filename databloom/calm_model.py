@@ -255,7 +255,7 @@ class Stack(nn.Module):
 class CalmT5(nn.Module):
     "T5 encoder-decoder of the shape `config` that can predict after every decoder layer; parameter names are Hugging Face's."
 
-    def __init__(self, config: CalmConfig):
+    def __init__(self, config: CalmConfig):  # its shape
         super().__init__()
         self.config = config
         self.shared = nn.Embedding(config.vocab_size, config.d_model)

@@ -160,7 +160,7 @@ def layer_color(
     share = 1 - (layer - 1) / max(1, layers - 1)
     low, high = (235, 243, 250), (11, 60, 93)
     mixed = [round(a + (b - a) * share) for a, b in zip(low, high)]
-    return "#{:02x}{:02x}{:02x}".format(*mixed), "#ffffff" if share > 0.5 else "#000000"
+    return "#{:02x}{:02x}{:02x}".format(*mixed), "#ffffff" if share > 0.66 else "#000000"  # both at least 4.5 times as bright, or dark
 
 # %% ../nbs/calm_report.ipynb #2ad1481b
 def colored_html(

@@ -209,7 +209,7 @@ class Problem(Result):
 class CohortError(ValueError):
     "Data that do not make a cohort; `problems` lists what is wrong with them."
 
-    def __init__(self, problems):
+    def __init__(self, problems):  # each a `Problem`
         self.problems = tuple(problems)
         more = f"; and {len(self.problems) - 8} more problems" if len(self.problems) > 8 else ""
         super().__init__("; ".join(str(problem) for problem in self.problems[:8]) + more)

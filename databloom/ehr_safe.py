@@ -875,7 +875,7 @@ class Ordered:
 
     columns: tuple
 
-    def __init__(self, *columns):
+    def __init__(self, *columns):  # names, from the lowest value to the highest
         object.__setattr__(self, "columns", tuple(columns[0]) if len(columns) == 1 and not isinstance(columns[0], str) else columns)
         if len(self.columns) < 2:
             refuse("columns of Ordered", self.columns, "at least two names")

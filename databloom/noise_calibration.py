@@ -177,6 +177,8 @@ class CalibratedRun(Result):
             ax.errorbar(x, high, yerr=[high - low, 0 * high], fmt="o", ms=4, capsize=3, label="certified interval")
             ax.axhline(self.target_epsilon, color="#7a7a7a", lw=0.8, label="target")
             ax.set(xlabel=self.parameter, ylabel=f"epsilon at delta = {self.delta:g}")
+            ax.ticklabel_format(useOffset=False)
+            ax.locator_params(nbins=5)
             ax.legend()
         return ax
 

@@ -317,7 +317,7 @@ _works = {"accounting": _accounting, "calm": _calm, "ehr": _ehr, "sepsis": _seps
 class Tour(Result):
     "All stops of a tour."
     stops: tuple  # of Stop
-    seed: int  # of every random step
+    random_state: int  # of every random step
     quick: bool  # whether it was the short one
     data: str  # what the stops worked on
     seconds: dict  # stop -> seconds
@@ -336,7 +336,7 @@ class Tour(Result):
     def to_dict(self) -> dict:
         "Plain data; whatever may differ when the tour is taken again stands under `times`."
         times = {stop.name: {"seconds": self.seconds[stop.name], **stop.times} for stop in self.stops}
-        return plain({"version": __version__, "seed": self.seed, "quick": self.quick, "data": self.data, "failed": self.failed,
+        return plain({"version": __version__, "seed": self.random_state, "quick": self.quick, "data": self.data, "failed": self.failed,
                       "stops": {stop.name: stop.to_dict() for stop in self.stops}, "times": times})
 
 # %% ../nbs/tour.ipynb #f0ad573a
@@ -424,7 +424,7 @@ def tour_html(
              "real": "Made on the data of the given folder, with models far smaller than those of the chapters."}[tour.data]
     links = "".join(f'<a href="#{stop.name}">{html.escape(stops[stop.name])}</a>' for stop in tour.stops)
     failed = f'<p class="claim failed">Failed: {", ".join(tour.failed)}. The reasons stand below; the other stops are complete.</p>' if tour.failed else ""
-    about = f"<p>databloom {__version__}, seed {tour.seed}{', quick' if tour.quick else ''}. {words}</p><nav>{links}</nav>"
+    about = f"<p>databloom {__version__}, seed {tour.random_state}{', quick' if tour.quick else ''}. {words}</p><nav>{links}</nav>"
     page = html_page("A tour of databloom", about + failed + "".join(_stop_html(stop, tour.seconds[stop.name]) for stop in tour.stops))
     if path is not None:
         path = Path(path)

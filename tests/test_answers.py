@@ -77,7 +77,7 @@ def test_no_lower_bound_where_the_pair_is_not_reached():
     pair = WithoutReplacement(Gaussian(0.5), 0.1)
     assert delta_bounds(pair, 5, epsilon=1.0).lower is None
     assert trade_off(pair, 5, alpha=[0.1]).upper is None and trade_off(pair, 5, alpha=[0.1]).to_frame().shape == (1, 5)
-    assert gdp_bounds(pair, 5).lower is None and attack_success(pair, 5, false_positive_rate=0.1).lower is None
+    assert gdp_bounds(pair, 5).lower is None and attack_success(pair, 5, fpr=0.1).lower is None
     assert epsilon_table(pair, [1, 5], [1e-5]).lower is None
     zcdp = delta_bounds(ZeroConcentratedDP(0.05), 4, epsilon=3.0)
     assert zcdp.lower is None and epsilon_bounds(ZeroConcentratedDP(0.05), 4, delta=zcdp.upper).upper <= 3.0
@@ -134,7 +134,7 @@ def test_gaussian_privacy_holds_between_the_points_of_any_grid():
 
 
 def test_attacks_on_randomised_response():
-    success = attack_success(RandomizedResponse(0.75), false_positive_rate=0.1)
+    success = attack_success(RandomizedResponse(0.75), fpr=0.1)
     assert success.lower <= 0.3 <= success.upper and success.upper - success.lower < 1e-3
     assert success.advantage_lower <= 0.5 <= success.advantage_upper
     for result in (success, delta_bounds(RUN, 1, epsilon=0.05), gdp_bounds(Gaussian(1.0)), trade_off(Gaussian(1.0), alpha=[0.5])):
@@ -149,7 +149,7 @@ def test_bad_input_is_named(bad):
     cases = {"epsilon": lambda: delta_bounds(Gaussian(1.0), epsilon=bad), "tolerance": lambda: delta_bounds(Gaussian(1.0), epsilon=1.0, tolerance=bad),
              "steps": lambda: delta_bounds(Gaussian(1.0), bad, epsilon=1.0), "deltas": lambda: epsilon_table(Gaussian(1.0), [1], [bad]),
              "low_fpr": lambda: gdp_bounds(Gaussian(1.0), low_fpr=bad), "high_fpr": lambda: gdp_bounds(Gaussian(1.0), high_fpr=bad),
-             "false_positive_rate": lambda: attack_success(Gaussian(1.0), false_positive_rate=bad), "mechanism": lambda: PrivacyProfile(bad),
+             "fpr": lambda: attack_success(Gaussian(1.0), fpr=bad), "mechanism": lambda: PrivacyProfile(bad),
              "noise_multiplier": lambda: dp_sgd_delta(noise_multiplier=bad, steps=1, epsilon=1.0)}
     if bad is not True:  # one and nothing else, to numpy
         cases["alpha"] = lambda: trade_off(Gaussian(1.0), alpha=[bad])

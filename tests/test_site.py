@@ -46,7 +46,18 @@ def titles():
 def test_every_notebook_is_a_page_that_search_knows(site):
     known = {entry["title"] for entry in json.loads((site / "search.json").read_text(encoding="utf-8"))}
     assert {title.replace("`", "") for title in titles()} <= known  # code in a title is plain text to the search
-    assert len(list(site.rglob("*.html"))) == len(list(titles()))
+    assert len(list(site.rglob("*.html"))) == len(list(titles())) + 1  # and the page for addresses that do not exist
+
+
+def test_a_link_elsewhere_shows_title_summary_and_picture(site):
+    import struct
+
+    for path in site.rglob("*.html"):
+        card = dict(re.findall(r'<meta property="(og:\w+)" content="([^"]*)">', path.read_text(encoding="utf-8")))
+        assert path.name == "404.html" or (card["og:title"] and len(card["og:description"]) > 10 and card["og:image"].endswith("/databloom/assets/card.png")), path.name
+    assert struct.unpack(">II", (site / "assets" / "card.png").read_bytes()[16:24]) == (1200, 630)
+    assert 'href="https://databloom.github.io/databloom/index.html#chapters"' in (site / "404.html").read_text(encoding="utf-8")
+    assert 'id="chapters"' in (site / "index.html").read_text(encoding="utf-8")
 
 
 def test_nbdev_finds_the_same_configuration():
@@ -122,13 +133,24 @@ def test_names_lead_to_their_chapter_and_to_their_source(site):
         pytest.skip("databloom is not installed in this environment, so nbdev finds no names")
     text = (site / "connect_the_dots.html").read_text(encoding="utf-8")
     assert re.search(r'<a href="pld.html#pld"><code>PLD</code></a>', text)
+    assert "cli_accounting.html#delta" not in text  # the number, not the command of that name
     assert text.count('class="showdoc-source"') > 5 and ">no smaller epsilon holds at this delta" in text
 
 
 def test_a_command_explains_its_options_as_they_are_typed(site):
     text = (site / "cli_accounting.html").read_text(encoding="utf-8")
-    assert re.search(r"<td><code>--sampling-probability</code></td>\s*<td><code>float</code></td>\s*<td><code>1.0</code></td>\s*<td>Probability that a record", text)
+    assert re.search(r"<td><code[^>]*>--sampling-probability</code></td>\s*<td><code>float</code></td>\s*<td><code>1.0</code></td>\s*<td>Probability that a record", text)
     assert [page.name for page in site.rglob("*.html") if re.search(r"typer\.models|object at 0x", page.read_text(encoding="utf-8"))] == []
+
+
+def test_every_parameter_has_words(site):
+    "Fields of results, options of commands, `*names` and `**names` too; a result may be told by its type alone."
+    silent = []
+    for page in site.rglob("*.html"):
+        for box in re.findall(r'<div class="showdoc">(.*?)</div>', page.read_text(encoding="utf-8"), re.DOTALL):
+            rows = [[re.sub("<.*?>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)] for row in re.findall(r"<tr>(.*?)</tr>", box, re.DOTALL)]
+            silent += [(page.name, row[0]) for row in rows if row and not row[-1] and row[0] != "returns"]
+    assert silent == []
 
 
 def test_every_figure_has_words_and_a_size(site):

@@ -3,6 +3,7 @@ import importlib
 import inspect
 import re
 from operator import attrgetter
+from pathlib import Path
 
 from fastcore.docments import docments
 from nbdev.doclinks import NbdevLookup
@@ -23,12 +24,25 @@ def know_the_chapter(begin=add_show_docs.begin):
 
     add_show_docs.begin = begin_and_remember
     anywhere = NbdevLookup.__getitem__
-    NbdevLookup.__getitem__ = lambda self, name: self.syms.get(f"{chapter}.{name}") or anywhere(self, name)
+
+    def lookup(self, name):
+        found = self.syms.get(f"{chapter}.{name}") or anywhere(self, name)
+        # outside its own chapter `delta` is a number and `fit` a method, not the command of that name
+        return None if found and "/cli_" in found[1] and "." not in name and f"databloom.{Path(found[1]).stem}" != chapter else found
+
+    NbdevLookup.__getitem__ = lookup
 
 
 def cell(text):
     "Text that may stand in a cell of a Markdown table."
     return " ".join(str(text).split()).replace("|", r"\|")
+
+
+def words(text):
+    "What a comment says of a parameter: a star in it is a product or a power, and what it quotes is typed as it stands."
+    pieces = re.split(r"(`[^`]*`)", cell(text or ""))
+    pieces[::2] = [re.sub(r'"[\w.-]+"|(?<!\S)--[a-z][\w-]*', r"`` \g<0> ``", each.replace("*", r"\*")) for each in pieces[::2]]
+    return "".join(pieces)
 
 
 def code(text):
@@ -61,6 +75,18 @@ def exported(sym, name):
     return attrgetter(name)(module)
 
 
+def beside(sym, name, parameter):
+    "What the comment beside a parameter says; fastcore does not read those of `*names` and `**names`."
+    stars = {parameter.VAR_POSITIONAL: r"[*]", parameter.VAR_KEYWORD: r"[*][*]"}.get(parameter.kind)
+    if not stars:
+        return (docments(sym, full=True).get(name) or {}).get("docment")
+    try:
+        found = re.search(rf"[(\s]{stars}{name}\b[^#\n]*# *(.*)", inspect.getsource(sym.__init__ if inspect.isclass(sym) else sym))
+    except (OSError, TypeError):
+        return None
+    return found and found[1]
+
+
 def option(parameter):
     "What Typer is told about a parameter of a command, or None: its `help` is what the reader needs."
     told = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
@@ -79,18 +105,20 @@ class SignatureTable(BasicMarkdownRenderer):
 
     def rows(self):
         sym = exported(self.sym, self.nm)
-        notes = docments(sym, full=True)
         for name, parameter in (self.sig.parameters if self.sig else {}).items():
             told = option(parameter)
             given = "" if parameter.default is parameter.empty else default(parameter.default)
             if told:
                 plain = getattr(parameter.annotation, "__origin__", None) if hasattr(parameter.annotation, "__metadata__") else parameter.annotation
-                yield code(option_names(name, told)), kind(plain), given, cell(told.help or "")
+                yield code(option_names(name, told)), kind(plain), given, words(told.help)
             elif name != "self":
-                yield code(name), kind(parameter.annotation), given, cell((notes.get(name) or {}).get("docment") or "")
-        back = notes.get("return") or {}
+                yield code(str(parameter).split(":")[0].split("=")[0].strip()), kind(parameter.annotation), given, words(beside(sym, name, parameter))
+        back = docments(sym, full=True).get("return") or {}
+        rest = [beside(sym, name, each) for name, each in (self.sig.parameters if self.sig else {}).items() if each.kind is each.VAR_KEYWORD]
+        if back.get("docment") in rest:  # fastcore takes the comment beside `**names` for that of the result
+            back = {**back, "docment": None}
         if not inspect.isclass(sym) and (back.get("docment") or back.get("anno") not in NOTHING):
-            yield "**returns**", kind(back.get("anno")), "", cell(back.get("docment") or "")
+            yield "**returns**", kind(back.get("anno")), "", words(back.get("docment"))
 
     def _repr_markdown_(self):
         if any(part.startswith("_") for part in self.nm.split(".")):

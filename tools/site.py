@@ -164,10 +164,11 @@ def is_prose(text):
 
 
 def fit_outputs(site):
-    "Tell the style sheet what it cannot see: how wide a figure was drawn, and which printed texts are sentences."
+    "Tell the style sheet what it cannot see: how wide a figure was drawn, which printed texts are sentences, where lines may break."
     def figure(match):
         width = int.from_bytes(base64.b64decode(match[2])[16:20], "big")  # the head of a PNG
-        return f'<img style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
+        broad = 'class="broad" ' if width > 720 else ""  # more than a phone can show at half its size
+        return f'<img {broad}style="--drawn: {width}px" {match[1]}src="data:image/png;base64,{match[2]}'
 
     def printed(match):
         return f'{match[1]} class="prose"><code>{match[2]}' if is_prose(html.unescape(match[2])) else match[0]
@@ -175,7 +176,36 @@ def fit_outputs(site):
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'<img ([^>]*?)src="data:image/png;base64,([A-Za-z0-9+/]{32})', figure, text)
+        # a long name breaks where its words do, a full stop stays with the letter before it, an option of a command in one piece
+        text = re.sub(r'(<h3 id="[^"]*" class="anchored"[^>]*>)([\w.]+)', lambda m: m[1] + re.sub(r"(?<=[^_.])([_.])(?=\w)", r"\1<wbr>", m[2]), text)
+        text = re.sub(r'(<span class="math inline">[^<]{1,24}</span>[.,;:!?)]+)', r'<span class="together">\1</span>', text)
+        text = re.sub(r"<code>(--?[a-z][\w-]*)</code>", r'<code class="together">\1</code>', text)
         path.write_text(re.sub(r'(<div class="cell-output[^"]*">\s*<pre)><code>(.*?)(?=</code></pre>)', printed, text, flags=re.DOTALL), encoding="utf-8")
+
+
+def present(site, base, title):
+    "What other sites show of a link to a page: its title, its summary, a picture."
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        told = re.search(r"""<meta name="description" content=(?:"([^"]*)"|'([^']*)')>""", text)
+        words = html.escape(html.unescape(told[1] or told[2]).replace("`", "")) if told else ""
+        here = html.escape(html.unescape(re.search(r"<title>(.*?)</title>", text)[1]))
+        card = {"og:type": "website", "og:site_name": title, "og:title": here, "og:description": words,
+                "og:url": f"{base}/{path.relative_to(site).as_posix()}", "og:image": f"{base}/assets/card.png", "og:image:width": "1200", "og:image:height": "630",
+                "og:image:alt": "Epsilon of a training run against its steps, bounded from below and above."}
+        tags = "".join(f'<meta property="{name}" content="{value}">' for name, value in card.items() if value)
+        path.write_text(text.replace("</head>", tags + '<meta name="twitter:card" content="summary_large_image"></head>', 1), encoding="utf-8")
+
+
+def write_lost_page(site, base):
+    "The page for an address that does not exist; it is shown at any depth, so its links are whole."
+    path = site / "404.html"
+    path.write_text(f"""<!doctype html><html lang="en-GB"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex"><title>No such page – databloom</title><style>
+:root {{ color-scheme: light dark }} body {{ font: 1.1rem/1.6 sans-serif; max-width: 32rem; margin: 15vh auto; padding: 0 1rem }}
+</style></head><body><main><h1>No such page</h1><p>Nothing stands at this address. Pages are named after their chapters: all of them are listed at the end of
+<a href="{base}/index.html#chapters">the home page</a>, and the search box there finds every function by its name.</p></main></body></html>
+""", encoding="utf-8")
 
 
 def broken_links(site):
@@ -231,7 +261,10 @@ def build(fresh=False):
     use_local_katex(site, katex)
     use_local_fonts(site)
     fit_outputs(site)
-    shorten_links(site, settings.doc_host + settings.doc_baseurl)
+    base = settings.doc_host + settings.doc_baseurl
+    shorten_links(site, base)
+    present(site, base, config["website"]["title"])
+    write_lost_page(site, base)
     return problems + list(broken_links(site))
 
 
