@@ -374,12 +374,16 @@ class Engine:
             self.words, self.word_head, self.final = self.embedding.numpy(), self.head.numpy().reshape(-1), self.encoder_gain.numpy()
             self.judge = _nothing[0] if classifier is None else self.classifier.numpy()
 
+    def unit_rows(self, x):
+        "As `unit`, of an array."
+        out = np.empty_like(x)
+        to_unit(x, self.epsilon, out)
+        return out
+
     def unit(self, x):
         "Rows brought to unit mean square (the norm without its gain)."
         if self.quick:
-            out = torch.empty_like(x)
-            to_unit(x.numpy(), self.epsilon, out.numpy())
-            return out
+            return torch.from_numpy(self.unit_rows(x.numpy()))
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x * torch.addcmul(self.offset, length, length, value=1 / self.width).rsqrt_()
 
@@ -634,12 +638,15 @@ def _sure(value, state):
 
 def _ask(plan, state, before, after, layer, t, rows):
     "Confidences of some tokens, one a row, and their logits where the measure has left them behind."
-    engine, kernel, tensors = state.engine, plan.kernel if state.engine.quick else 0, torch.is_tensor(after)
-    state.at(after if tensors else torch.from_numpy(after), before if tensors else torch.from_numpy(before), layer, t, rows, layer == plan.first)
-    if not kernel:
-        return _sure(plan.measure(state), state), state._logits
-    logits = state.logits.numpy() if kernel <= 2 else _nothing
-    return _sure(sureness(kernel, before, after, logits, engine.judge, engine.epsilon), state), state._logits
+    engine = state.engine
+    if plan.kernel and engine.quick:
+        logits = engine.from_unit(engine.unit_rows(after)) if plan.kernel <= 2 else None
+        sure = sureness(plan.kernel, before, after, _nothing if logits is None else logits.numpy(), engine.judge, engine.epsilon)
+        if math.isfinite(sure.sum()):
+            return sure, logits
+    before, after = torch.as_tensor(before), torch.as_tensor(after)
+    state.at(after, before, layer, t, rows, layer == plan.first)
+    return _sure(plan.measure(state), state), state._logits
 
 
 def _oracle_choice(engine, history):
