@@ -429,11 +429,13 @@ class Engine:
 # %% ../nbs/calm_decoding.ipynb #c98b90b7
 def _encoder_bias(engine, length):
     "(1, heads, length, length): what attention adds for the distances in a prompt; the last length is remembered."
-    if length not in engine.encoder_bias:
+    bias = engine.encoder_bias.get(length)
+    if bias is None:
         c, table = engine.config, engine.encoder_distances
         buckets = relative_buckets(length, length, True, c.relative_attention_num_buckets, c.relative_attention_max_distance)
-        engine.encoder_bias = {length: table[buckets.to(table.device)].permute(2, 0, 1).contiguous()[None]}
-    return engine.encoder_bias[length]
+        bias = table[buckets.to(table.device)].permute(2, 0, 1).contiguous()[None]
+        engine.encoder_bias = {length: bias}  # a whole new one, for other threads may be reading the old
+    return bias
 
 
 def _forward(engine, weights, x):
@@ -630,7 +632,7 @@ def _sure(value, state):
     value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else value
     value = np.asarray(value, dtype=float).reshape(-1)
     if np.isnan(value).any():
-        state.engine.choose(state.engine.logits(state.hidden), state.step)
+        state.engine.choose(state.engine.logits(state.hidden), np.ravel(state.step)[0])
     if len(value) != len(state.hidden) or np.isnan(value).any():
         refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value

@@ -266,12 +266,16 @@ def read(x, weights, cuts, shape, epsilon, bias, mask, gain):
             for h in range(heads):
                 low, added = h * width, bias[h, i % length] + mask[row]
                 _attend(query[i, low : low + width], own, low, inner, added, length, shares, seen[i, low : low + width])
-        add_product(seen, line[cuts[2] : cuts[3]], x)
+        unit[:] = 0
+        add_product(seen, line[cuts[2] : cuts[3]], unit)
+        x += unit
         to_unit(x, epsilon, unit)
         widened[:] = 0
         add_product(unit, line[cuts[3] : cuts[4]], widened)
         bend_and_gate(widened, forward, kind)
-        add_product(widened[:, :forward], line[cuts[4] : cuts[5]], x)
+        unit[:] = 0
+        add_product(widened[:, :forward], line[cuts[4] : cuts[5]], unit)
+        x += unit
     to_unit(x, epsilon, unit)
     x[:] = unit * gain
 
@@ -322,17 +326,23 @@ def climb(x, rows, t, low, high, weights, cuts, shape, epsilon, kv, filled, stat
         add_product(source, line[cuts[1] : cuts[2]], made)
         scatter(made, row, place, kv[l])
         attend_past(query, kv[l], rows, t, heads, distances, seen)
-        add_product(seen, line[cuts[2] : cuts[3]], now)
+        unit[:] = 0  # summed up by itself first: the state is larger, and would round every step
+        add_product(seen, line[cuts[2] : cuts[3]], unit)
+        now += unit
         to_unit(now, epsilon, unit)
         query[:] = 0
         add_product(unit, line[cuts[3] : cuts[4]], query)
         attend_prompt(query, cross, l, rows, counts, heads, mask, seen)
-        add_product(seen, line[cuts[4] : cuts[5]], now)
+        unit[:] = 0
+        add_product(seen, line[cuts[4] : cuts[5]], unit)
+        now += unit
         to_unit(now, epsilon, unit)
         widened[:] = 0
         add_product(unit, line[cuts[5] : cuts[6]], widened)
         bend_and_gate(widened, forward, kind)
-        add_product(widened[:, :forward], line[cuts[6] : cuts[7]], now)
+        unit[:] = 0
+        add_product(widened[:, :forward], line[cuts[6] : cuts[7]], unit)
+        now += unit
     x[rows] = now
 
 # %% ../nbs/calm_kernels.ipynb #cbe1f2cd
