@@ -17,7 +17,6 @@ torch = need("torch", "calm")
 import copy
 import math
 import time
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -27,7 +26,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
+from .calm_kernels import FEW, MEASURES, RowCache, Stack, add_product, best, compiled, pack_layer, read, sureness, to_unit
+from .calm_model import CalmConfig, CalmT5, mask_bias, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
 # %% ../nbs/calm_decoding.ipynb #8fde554b
@@ -101,6 +101,7 @@ class Measure:
     work: Callable = field(default=lambda config: 0, repr=False)  # CalmConfig -> multiply-adds of one check
     uses_head: bool = False  # whether a check leaves the logits behind
     needs_classifier: bool = False  # whether the model must have an exit classifier
+    kernel: int = field(default=0, repr=False)  # which of the compiled measures of `calm_kernels` computes the same; 0 for none
 
 
 measures: dict[str, Measure] = {}
@@ -108,7 +109,7 @@ measures: dict[str, Measure] = {}
 
 def register_measure(
     name: str,  # for `Confidence(name, ...)` and the command line
-    **facts,  # `first_layer` (1), `work` (0 multiply-adds), `uses_head` (False), `needs_classifier` (False), as in `Measure`
+    **facts,  # `first_layer` (1), `work` (0 multiply-adds), `uses_head` (False), `needs_classifier` (False), `kernel` (0), as in `Measure`
 ):  # a decorator
     "Decorator that enters a confidence measure into the registry `measures`."
 
@@ -123,7 +124,7 @@ def _head_work(config):
     return config.d_model * config.vocab_size
 
 
-@register_measure("softmax", work=_head_work, uses_head=True)
+@register_measure("softmax", work=_head_work, uses_head=True, kernel=1)
 def softmax_response(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -131,7 +132,7 @@ def softmax_response(
     return torch.softmax(state.logits, -1).amax(-1)
 
 
-@register_measure("softmax_gap", work=_head_work, uses_head=True)
+@register_measure("softmax_gap", work=_head_work, uses_head=True, kernel=2)
 def softmax_gap(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -140,7 +141,7 @@ def softmax_gap(
     return top[..., 0] - top[..., 1]
 
 # %% ../nbs/calm_decoding.ipynb #f2757ae5
-@register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model)
+@register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model, kernel=3)
 def state_saturation(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -150,7 +151,7 @@ def state_saturation(
     return (across * torch.rsqrt(lengths.clamp(min=torch.finfo(lengths.dtype).tiny))).clamp(0, 1)
 
 # %% ../nbs/calm_decoding.ipynb #5b9c0375
-@register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True)
+@register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True, kernel=4)
 def exit_classifier(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -340,80 +341,78 @@ class Replay(ExitRule):
         return table
 
 # %% ../nbs/calm_decoding.ipynb #6152f023
-@dataclass(frozen=True)
-class LayerWeights:
-    "One layer, input by output, with the gains of its norms folded in."
-    qkv: torch.Tensor  # (d, 3 inner), self-attention
-    o: torch.Tensor  # (inner, d)
-    wi: torch.Tensor  # (d, d_ff), or (d, 2 d_ff) when gated
-    wo: torch.Tensor  # (d_ff, d)
-    cross_q: torch.Tensor | None = None  # (d, inner), in the decoder
-    cross_kv: torch.Tensor | None = None  # (d, 2 inner), applied to the encoder's memory
-    cross_o: torch.Tensor | None = None  # (inner, d)
+_alone, _nothing = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
 
 
-def pack_layer(
-    block,  # a block of `CalmT5`, of the encoder or the decoder
-) -> LayerWeights:  # copies, in the layout for decoding
-    "Fuse and transpose the weights of one layer."
-    own, *cross, forward = (residual.part for residual in block.layer)
-    gains = [residual.layer_norm.weight for residual in block.layer]
-
-    def pack(*linears, gain=None):
-        joined = torch.cat([linear.weight.detach() for linear in linears])
-        return (joined if gain is None else joined * gain.detach()).t().contiguous()
-
-    widen = (forward.wi_0, forward.wi_1) if forward.gated else (forward.wi,)
-    middle = [part for c in cross for part in (pack(c.q, gain=gains[1]), pack(c.k, c.v), pack(c.o))]
-    return LayerWeights(pack(own.q, own.k, own.v, gain=gains[0]), pack(own.o), pack(*widen, gain=gains[-1]), pack(forward.wo), *middle)
-
-# %% ../nbs/calm_decoding.ipynb #4fe73866
 class Engine:
     "Packed weights of a model, and what confidence measures may ask of them."
 
-    def __init__(self, model: CalmT5, device):
+    def __init__(
+        self,
+        model: CalmT5,  # in evaluation mode, on the device
+        device: torch.device,  # where to decode
+        threads: int = 1,  # of the CPU
+    ):
         config = self.config = model.config
-        self.encoder, self.encoder_gain, self.encoder_bias = [pack_layer(block) for block in model.encoder.block], model.encoder.final_layer_norm.weight.detach(), {}
+        self.quick = device.type == "cpu" and threads == 1 and model.shared.weight.dtype == torch.float32
+        self.layers, self.encoder = ([pack_layer(block) for block in stack.block] for stack in (model.decoder, model.encoder))
+        if self.quick:
+            self.stack, self.reader = Stack(self.layers, config), Stack(self.encoder, config)
+            self.layers, self.encoder = self.stack.layers, self.reader.layers  # the same memory
+        self.encoder_gain, self.encoder_bias = model.encoder.final_layer_norm.weight.detach(), {}
         self.encoder_distances = model.encoder.block[0].layer[0].part.relative_attention_bias.weight.detach()
         first, norm = model.decoder.block[0].layer[0].part, model.decoder.final_layer_norm.weight.detach()
-        self.layers = [pack_layer(block) for block in model.decoder.block]
-        self.bend = model.decoder.block[0].layer[-1].part.bend
-        self.embedding = model.shared.weight.detach()
+        self.bend, self.embedding = model.decoder.block[0].layer[-1].part.bend, model.shared.weight.detach()
         self.distance_table = first.relative_attention_bias.weight.detach().t().contiguous()  # (heads, buckets)
         self.gain, scale = norm, config.d_model**-0.5 if config.tie_word_embeddings else 1.0
         self.head = (model.lm_head.weight.detach() * (norm * scale)).t().contiguous()
-        # A normed state has length sqrt(d) at most, so with such a head a logit is finite unless the state itself is not; then all are NaN.
-        self.bounded = math.isfinite(float(torch.linalg.vector_norm(self.head, dim=0).max()) * config.d_model**0.5)
-        classifier, self.classifier = getattr(model, "exit_classifier", None), None
-        if classifier is not None:
-            self.classifier = ((classifier.weight.detach() * norm).t().contiguous(), classifier.bias.detach())
-        self.nothing, self.offset = self.head.new_zeros(1), self.head.new_full((1,), config.layer_norm_epsilon)
-        self.width, self.epsilon, self.quick, self.last = config.d_model, config.layer_norm_epsilon, device.type == "cpu", (None, 0.0)
+        self.width, self.epsilon = config.d_model, config.layer_norm_epsilon
+        self.offset = self.head.new_full((1,), config.layer_norm_epsilon)
+        classifier = getattr(model, "exit_classifier", None)
+        self.classifier = None if classifier is None else torch.cat([classifier.weight.detach()[0] * norm, classifier.bias.detach()])
+        if self.quick:  # what the kernels read, in the same memory
+            self.words, self.word_head, self.final = self.embedding.numpy(), self.head.numpy().reshape(-1), self.encoder_gain.numpy()
+            self.judge = _nothing[0] if classifier is None else self.classifier.numpy()
 
-    def scale(self, row):
-        "1 / root mean square of a single row, as a Python number."
-        last = self.last
-        if last[0] is not row:
-            last = self.last = row, (torch.linalg.vector_norm(row).item() ** 2 / self.width + self.epsilon) ** -0.5
-        return last[1]
+    def unit_rows(self, x):
+        "As `unit`, of an array."
+        out = np.empty_like(x)
+        to_unit(x, self.epsilon, out)
+        return out
 
     def unit(self, x):
         "Rows brought to unit mean square (the norm without its gain)."
-        if self.quick and len(x) == 1:
-            return x * self.scale(x)
+        if self.quick:
+            return torch.from_numpy(self.unit_rows(x.numpy()))
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x * torch.addcmul(self.offset, length, length, value=1 / self.width).rsqrt_()
 
     def logits(self, x):
         "Logits of rows of states: (rows, vocabulary)."
-        if self.quick and len(x) == 1:
-            return torch.addmm(self.nothing, x, self.head, beta=0, alpha=self.scale(x))
-        return self.unit(x) @ self.head
+        return self.from_unit(self.unit(x))
+
+    def from_unit(self, x):
+        "Logits of rows of normed states: (rows, vocabulary)."
+        if not self.quick:
+            return x @ self.head
+        out = np.zeros((len(x), self.head.shape[1]), np.float32)
+        add_product(np.asarray(x), self.word_head, out) if len(x) <= FEW else torch.mm(torch.as_tensor(x), self.head, out=torch.from_numpy(out))
+        return torch.from_numpy(out)
+
+    def choose(self, logits, t):
+        "The best word of each row; t is for the message where the logits are not finite."
+        words, finite = best(logits.numpy()) if self.quick else (logits.argmax(-1).cpu().numpy(), math.isfinite(logits.sum().item()))
+        if not finite:
+            refuse("logits", f"NaN or infinity at token {t}", "finite (the model's weights or states have overflowed)")
+        return words
 
     def exit_score(self, x):
         "The early-exit classifier before its sigmoid: (rows, 1)."
-        weight, bias = self.classifier
-        return torch.addmm(bias, x, weight, alpha=self.scale(x)) if self.quick and len(x) == 1 else torch.addmm(bias, self.unit(x), weight)
+        return (self.unit(x) @ self.classifier[:-1] + self.classifier[-1])[:, None]
+
+    def embed(self, tokens):
+        "Embeddings of token numbers, (rows, d_model)."
+        return self.words[tokens] if self.quick else self.embedding.index_select(0, torch.from_numpy(tokens).to(self.embedding.device))
 
     def head_columns(self, ids):
         "Head columns of some token ids: (d_model, ids)."
@@ -427,14 +426,16 @@ class Engine:
         buckets = relative_buckets(1, steps, False, c.relative_attention_num_buckets, c.relative_attention_max_distance, steps - 1)[0]
         return self.distance_table[:, buckets.to(self.distance_table.device)]
 
-# %% ../nbs/calm_decoding.ipynb #287dd8b3
+# %% ../nbs/calm_decoding.ipynb #c98b90b7
 def _encoder_bias(engine, length):
     "(1, heads, length, length): what attention adds for the distances in a prompt; the last length is remembered."
-    if length not in engine.encoder_bias:
+    bias = engine.encoder_bias.get(length)
+    if bias is None:
         c, table = engine.config, engine.encoder_distances
         buckets = relative_buckets(length, length, True, c.relative_attention_num_buckets, c.relative_attention_max_distance)
-        engine.encoder_bias = {length: table[buckets.to(table.device)].permute(2, 0, 1).contiguous()[None]}
-    return engine.encoder_bias[length]
+        bias = table[buckets.to(table.device)].permute(2, 0, 1).contiguous()[None]
+        engine.encoder_bias = {length: bias}  # a whole new one, for other threads may be reading the old
+    return bias
 
 
 def _forward(engine, weights, x):
@@ -456,91 +457,29 @@ def encode_prompts(
         bias = bias + mask_bias(there[:, None, None], bias.dtype)
     x = engine.embedding[ids.reshape(-1)]
     for weights in engine.encoder:
-        query, keys, values = (engine.unit(x) @ weights.qkv).view(rows, length, 3, engine.config.num_heads, -1).permute(2, 0, 3, 1, 4)
+        unit, parts = engine.unit(x), (rows, length, -1, engine.config.num_heads, engine.config.d_kv)
+        query, keys, values = torch.cat([(unit @ weights.q).view(parts), (unit @ weights.kv).view(parts)], 2).permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(query, keys, values, bias, scale=1.0).transpose(1, 2).reshape(rows * length, -1)
         x = _forward(engine, weights, torch.addmm(x, seen, weights.o))
     return (engine.unit(x) * engine.encoder_gain).view(rows, length, -1)
 
-# %% ../nbs/calm_decoding.ipynb #40382565
-class LoneCache:
-    "Static cache and layer steps of one row on a CPU."
 
-    def __init__(self, engine, steps):
-        c, self.engine, self.steps = engine.config, engine, steps
-        self.inner, self.heads, self.layers = c.num_heads * c.d_kv, c.num_heads, len(engine.layers)
-        like = engine.embedding
-        self.qkv = [like.new_zeros(steps, 3 * self.inner) for _ in engine.layers]
-        self.states = like.new_zeros(steps, c.d_model)  # normed last state of each token that left early
-        self.slots = [self.states[t : t + 1] for t in range(steps)]
-        distances = engine.distances(steps)[:, None]
-        self.biases = [distances[:, :, steps - 1 - t :] for t in range(steps)]
-        self.views = [[None] * steps for _ in engine.layers]
-        self.cross_q, self.wide = like.new_zeros(1, self.inner), like.new_zeros(1, engine.layers[0].wi.shape[1])
-        self.cross_query = self.cross_q.view(self.heads, 1, -1)
-        self.halves, self.prompt = (self.wide[:, : c.d_ff], self.wide[:, c.d_ff :]), []
-
-    def begin(self, memory):
-        "Forget the last text; `memory` is the encoder's output, (1, prompt, d_model)."
-        self.memory, self.cross, self.filled = memory[0], [None] * self.layers, [0] * self.layers
-        if not self.prompt or len(self.prompt[0]) != len(self.memory):
-            self.prompt = [self.states.new_empty(len(self.memory), 2 * self.inner) for _ in self.engine.layers]
-            parts = [block.view(len(block), 2, self.heads, -1) for block in self.prompt]
-            self.prompt_views = [(part[:, 0].permute(1, 2, 0), part[:, 1].transpose(0, 1)) for part in parts]
-
-    def _view(self, l, t):
-        heads = self.qkv[l].view(self.steps, 3, self.heads, -1)
-        view = (self.qkv[l][t : t + 1], heads[t, 0][:, None], heads[: t + 1, 1].permute(1, 2, 0), heads[: t + 1, 2].transpose(0, 1))
-        self.views[l][t] = view
-        return view
-
-    def _cross(self, l):
-        torch.mm(self.memory, self.engine.layers[l].cross_kv, out=self.prompt[l])
-        self.cross[l] = self.prompt_views[l]
-        return self.cross[l]
-
-    def fill(self, l, t, x=None):
-        "Keys and values of layer l for what is pending before t, and for t itself when its state x is given."
-        if x is not None:
-            torch.mul(x, self.engine.scale(x), out=self.slots[t])
-        first, last = self.filled[l], t if x is None else t + 1
-        if first < last:
-            late = first, last - first
-            torch.mm(self.states.narrow(0, *late), self.engine.layers[l].qkv, out=self.qkv[l].narrow(0, *late))
-            self.filled[l] = last
-
-    def keep(self, t, x, layer):
-        "Token t has left after `layer` with state x, which stands in above; the normed state is returned."
-        if max(self.filled[layer:], default=0) > t:  # the oracle has been above
-            self.filled[layer:] = [min(filled, t) for filled in self.filled[layer:]]
-        return torch.mul(x, self.engine.scale(x), out=self.slots[t])
-
-# %% ../nbs/calm_decoding.ipynb #78bf1859
-def lone_layer(
-    cache: LoneCache,  # of this text
-    l: int,  # index of the layer, from 0
-    x: torch.Tensor,  # (1, d_model), the state below it
-    t: int,  # position of the token
-) -> torch.Tensor:  # (1, d_model), the state after it
-    "One decoder layer for one token, on a CPU."
-    engine, weights = cache.engine, cache.engine.layers[l]
-    row, query, keys, values = cache.views[l][t] or cache._view(l, t)
-    if cache.filled[l] == t:
-        row.addmm_(x, weights.qkv, beta=0, alpha=engine.scale(x))
-        cache.filled[l] = t + 1
-    else:
-        cache.fill(l, t, x)
-    attention = torch.softmax(torch.baddbmm(cache.biases[t], query, keys), -1)
-    x = torch.addmm(x, torch.bmm(attention, values).view(1, -1), weights.o)
-    keys, values = cache.cross[l] or cache._cross(l)
-    cache.cross_q.addmm_(x, weights.cross_q, beta=0, alpha=engine.scale(x))
-    attention = torch.softmax(torch.bmm(cache.cross_query, keys), -1)
-    x = torch.addmm(x, torch.bmm(attention, values).view(1, -1), weights.cross_o)
-    cache.wide.addmm_(x, weights.wi, beta=0, alpha=engine.scale(x))
-    bent, gate = cache.halves
-    bent = engine.bend(bent)
-    return torch.addmm(x, bent.mul_(gate) if gate.shape[1] else bent, weights.wo)
+def read_prompts(
+    engine: Engine,  # packed weights
+    ids: np.ndarray,  # (rows, length), token ids
+    there: np.ndarray,  # (rows, length), True on real tokens
+) -> np.ndarray:  # (rows, length, d_model)
+    "The encoder's output for short prompts, by the compiled encoder, some of them at a time."
+    rows, length = ids.shape
+    x, s, bias, some = engine.words[ids.reshape(-1)], engine.reader, _encoder_bias(engine, length).numpy()[0], max(1, FEW // length)
+    mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
+    for row in range(0, rows, some):
+        part = x[row * length : (row + some) * length]
+        read(part, s.weights, s.cuts, s.shape, s.epsilon, bias, mask[row : row + some], engine.final)
+    return x.reshape(rows, length, -1)
 
 # %% ../nbs/calm_decoding.ipynb #44bc1760
+@compiled
 def next_layer(
     waiting: np.ndarray,  # how many rows wait for layer 0, 1, ...
     last: int,  # the layer that was run before
@@ -550,49 +489,9 @@ def next_layer(
     if low <= last < len(waiting) - 1 and waiting[last + 1]:
         return last + 1
     above = waiting[low:].sum()
-    return low + int(waiting[low:].argmax()) if above and 2 * above >= waiting.sum() else int(waiting[:low].argmax())
+    return low + waiting[low:].argmax() if above and 2 * above >= waiting.sum() else waiting[:low].argmax()
 
 # %% ../nbs/calm_decoding.ipynb #2af420f1
-with warnings.catch_warnings():  # torch says once that such tensors are in beta; readers of a text need not hear it
-    warnings.filterwarnings("ignore", message="Sparse ")
-    torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.tensor([]), (1, 1), check_invariants=False)
-
-
-def key_places(
-    rows: int,  # how many there are
-    length: int,  # positions of each
-    heads: int,  # of the attention
-) -> torch.Tensor:  # (rows, heads, length), counted head by head; the values lie `heads` further on
-    "Where the keys lie in a block (rows, length, keys and values, heads)."
-    return 2 * heads * torch.arange(rows * length).view(rows, 1, length) + torch.arange(heads)[:, None]
-
-
-class Sight:
-    "The keys that the queries of some rows look at, wherever these lie, and what is added to each score."
-
-    def __init__(
-        self,
-        where: torch.Tensor,  # (rows, heads, keys), numbers of the keys in their block, counted head by head
-        bias: torch.Tensor,  # (rows or 1, heads or 1, keys), added to the scores
-        size: int,  # how many there are in the block, values included
-    ):
-        self.where, self.starts = where.reshape(-1), torch.arange(0, where.numel() + 1, where.shape[-1])
-        self.pattern = torch.sparse_csr_tensor(
-            self.starts, self.where, bias.expand(where.shape).reshape(-1), (len(self.starts) - 1, size), check_invariants=False)
-
-    def attend(
-        self,
-        query: torch.Tensor,  # (rows, heads * d_kv)
-        block: torch.Tensor,  # keys and values: (any rows, positions, 2 heads * d_kv)
-        heads: int,  # how many there are
-    ) -> torch.Tensor:  # (rows, heads * d_kv)
-        "Attention of one query a row and head, without a copy of keys or values."
-        parts = block.view(-1, query.shape[1] // heads)
-        scores = torch.sparse.sampled_addmm(self.pattern, query.reshape(-1, parts.shape[1]), parts.t()).values()
-        shares = torch.softmax(scores.view(len(self.starts) - 1, -1), -1).view(-1)
-        return torch.embedding_bag(parts[heads:], self.where, self.starts, False, 0, False, shares, True)[0].view(len(query), -1)
-
-# %% ../nbs/calm_decoding.ipynb #6537b7d5
 class CrowdCache:
     "Static cache of many rows, on any device."
 
@@ -600,20 +499,17 @@ class CrowdCache:
         c, self.engine, self.steps, self.rows = engine.config, engine, steps, len(memory)
         self.heads, self.inner, self.depth = c.num_heads, c.num_heads * c.d_kv, len(engine.layers)
         self.kv = [memory.new_zeros(self.rows, steps, 2 * self.inner) for _ in engine.layers]  # keys, values
-        self.states = memory.new_zeros(self.rows, steps, c.d_model)  # normed last states of tokens that left early
+        self.states, self.x = memory.new_zeros(self.rows, steps, c.d_model), memory.new_zeros(self.rows, c.d_model)  # as in `RowCache`
         self.filled = np.zeros((self.depth, self.rows), dtype=np.int64)
         self.memory, self.cross = memory, [None] * self.depth
         self.mask = mask_bias(allowed[:, None], memory.dtype)  # (rows, 1, prompt)
         ahead = memory.new_full((c.num_heads, steps), torch.finfo(memory.dtype).min)
         self.distances = torch.cat([engine.distances(steps), ahead], 1)  # what lies ahead of a row is masked
         self.windows = self.distances.unfold(1, steps, 1).transpose(0, 1)  # (start, heads, steps), a view
-        self.own, self.prompt = (key_places(self.rows, length, self.heads) for length in (steps, memory.shape[1]))
-        self.last = None
 
     def index(self, rows):
         "Row numbers as a tensor on the cache's device."
-        rows = torch.from_numpy(rows)
-        return rows if self.engine.quick else rows.to(self.memory.device)
+        return torch.from_numpy(rows).to(self.memory.device)
 
     def bias(self, t):
         "What attention adds for the distances of tokens at t: (rows or 1, heads, longest + 1)."
@@ -622,97 +518,76 @@ class CrowdCache:
             return self.distances[None, :, self.steps - 1 - high : self.steps]
         return self.windows[:, :, : high + 1].index_select(0, self.index(self.steps - 1 - t))
 
-    def visit(self, rows, t):
-        "These rows with one token each; the last such visit is remembered, for layers are often visited in turn by the same rows."
-        last = self.last
-        if last is None or len(last.rows) != len(rows) or (last.rows != rows).any() or (last.t != t).any():
-            self.last = Visit(self, rows, t)
-        return self.last
-
     def cross_of(self, l):
         "Keys and values of the prompts for layer l, made at the first visit."
         if self.cross[l] is None:
             self.cross[l] = self.memory @ self.engine.layers[l].cross_kv
         return self.cross[l]
 
-    def keep(self, rows, t, normed, layers):
-        "These rows' tokens at t have left; their normed states stand in above `layers`."
+    def put(self, rows, x):
+        "The states of some rows, from elsewhere."
+        self.x.index_copy_(0, self.index(rows), x)
+
+    def leave(self, rows, t, layers):
+        "These rows' tokens at t have left after `layers`, one a row: their normed states, which stand in above."
+        normed = self.engine.unit(self.x.index_select(0, self.index(rows)))
         self.states.view(-1, normed.shape[-1]).index_copy_(0, self.index(rows * self.steps + t), normed)
         filled = self.filled[:, rows]
         self.filled[:, rows] = np.where(np.arange(self.depth)[:, None] < layers, filled, np.minimum(filled, t))
-
-    def put(self, l, places, new):
-        "Write new keys and values, (entries, 2 inner), at these places, counted over rows and positions."
-        self.kv[l].view(-1, 2 * self.inner).index_copy_(0, places, new)
+        return normed
 
     def compact(self, rows):
         "Forget all rows but these."
-        at, self.rows, self.filled, self.last = self.index(rows), len(rows), self.filled[:, rows], None
-        self.memory, self.states, self.mask, *both = (
-            None if part is None else part.index_select(0, at) for part in (self.memory, self.states, self.mask, *self.kv, *self.cross))
+        at, self.rows, self.filled = self.index(rows), len(rows), self.filled[:, rows]
+        self.memory, self.states, self.x, self.mask, *both = (
+            None if part is None else part.index_select(0, at) for part in (self.memory, self.states, self.x, self.mask, *self.kv, *self.cross))
         self.kv, self.cross = both[: self.depth], both[self.depth :]
-        self.own, self.prompt = self.own[: self.rows], self.prompt[: self.rows]
 
-# %% ../nbs/calm_decoding.ipynb #40c548c2
-class Visit:
-    "Some rows of the cache with one token each: what they look at, the same in all layers."
+    def watch(self, rows, t, l):
+        "Run layer l and return the states before and after it."
+        before = self.x.index_select(0, self.index(rows))
+        after = crowd_layer(self, l, before, rows, t)
+        self.put(rows, after)
+        return before, after
 
-    def __init__(self, cache, rows, t):
-        self.rows, self.t, self.heads, self.longest = rows, t, cache.heads, int(t.max()) + 1
-        self.at = at = None if len(rows) == cache.rows else cache.index(rows)
-        pick = (lambda part: part) if at is None else (lambda part: part.index_select(0, at))
-        self.bias, self.mask, self.quick = cache.bias(t), pick(cache.mask), cache.engine.quick
-        if self.quick:
-            self.own = Sight(pick(cache.own[:, :, : self.longest]), self.bias, 2 * cache.own.numel())
-            self.prompt = Sight(pick(cache.prompt), self.mask, 2 * cache.prompt.numel())
+    def climb(self, rows, t, low, high):
+        "Run some layers for the tokens of some rows."
+        for l in range(low, high):
+            self.watch(rows, t, l)
 
-    def past(self, query, kv):
-        "Attention to the texts so far."
-        return self.own.attend(query, kv, self.heads) if self.quick else self._copied(query, kv[:, : self.longest], self.bias)
-
-    def prompts(self, query, kv):
-        "Attention to the prompts."
-        return self.prompt.attend(query, kv, self.heads) if self.quick else self._copied(query, kv, self.mask)
-
-    def _copied(self, query, kv, bias):
-        kv, rows = kv if self.at is None else kv.index_select(0, self.at), len(query)
-        keys, values = kv.view(rows, kv.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        bias = bias[:, :, None].clone()  # fused attention on a GPU wants aligned memory
-        return scaled_dot_product_attention(query.view(rows, self.heads, 1, -1), keys, values, bias, scale=1.0).reshape(rows, -1)
+    def fill(self, l, rows, t):
+        "Keys and values of layer l for what is pending before t in these rows."
+        crowd_keys(self, l, rows, t)
 
 # %% ../nbs/calm_decoding.ipynb #a6d4470d
 def _pending(first, t, start):
     "Places of the positions from `first` up to t, in one list; a row's places begin at `start`."
-    counts = t - first
+    counts = np.maximum(t - first, 0)
     ends = np.cumsum(counts)
     return np.arange(ends[-1]) + np.repeat(start + first - ends + counts, counts)
 
 
-def crowd_fill(
+def crowd_keys(
     cache: CrowdCache,  # of this batch
     l: int,  # index of the layer, from 0
     rows: np.ndarray,  # the rows that visit it
     t: np.ndarray,  # positions of their tokens
-    x: torch.Tensor | None = None,  # (rows, d_model), the states of those tokens, or None to fill what is before them
-) -> torch.Tensor | None:  # (rows, inner), the queries of those tokens
+    unit: torch.Tensor | None = None,  # (rows, d_model), their normed states, or None to fill what is before them
+):
     "Keys and values of layer l for these rows: of what is pending, and of their tokens at t."
-    weights, engine, inner, first = cache.engine.layers[l].qkv, cache.engine, cache.inner, cache.filled[l, rows]
-    cache.filled[l, rows] = t if x is None else t + 1
-    start, some = rows * cache.steps, (first < t).any()
-    if x is None:
-        if some:
-            late = cache.index(_pending(first, t, start))
-            cache.put(l, late, cache.states.view(-1, engine.width).index_select(0, late) @ weights[:, inner:])
-        return None
-    x = engine.unit(x)
-    if not some:
-        qkv = x @ weights
-        cache.put(l, cache.index(start + t), qkv[:, inner:])
-        return qkv[:, :inner]
-    places = cache.index(np.concatenate([start + t, _pending(first, t, start)]))
-    old = cache.states.view(-1, engine.width).index_select(0, places[len(x):])
-    cache.put(l, places, torch.cat([x, old]) @ weights[:, inner:])
-    return x @ weights[:, :inner]
+    start, first, width = rows * cache.steps, cache.filled[l, rows], cache.states.shape[-1]
+    cache.filled[l, rows] = np.maximum(first, t) if unit is None else t + 1
+    places, late = cache.index(start + t), cache.index(_pending(first, t, start))
+    old = cache.states.view(-1, width).index_select(0, late)
+    places, source = (late, old) if unit is None else (torch.cat([places, late]), torch.cat([unit, old]))
+    cache.kv[l].view(-1, 2 * cache.inner).index_copy_(0, places, source @ cache.engine.layers[l].kv)
+
+
+def _attend(query, kv, bias, heads):
+    "Attention of one query a row: (rows, inner), keys and values (rows, length, 2 inner)."
+    keys, values = kv.view(*kv.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
+    bias = bias[:, :, None].clone()  # fused attention on a GPU wants aligned memory
+    return scaled_dot_product_attention(query.view(len(query), heads, 1, -1), keys, values, bias, scale=1.0).reshape(len(query), -1)
 
 # %% ../nbs/calm_decoding.ipynb #86a609ab
 def crowd_layer(
@@ -723,10 +598,13 @@ def crowd_layer(
     t: np.ndarray,  # positions of their tokens
 ) -> torch.Tensor:  # (rows, d_model), the states after it
     "One decoder layer for one token of each of some rows."
-    engine, weights, visit = cache.engine, cache.engine.layers[l], cache.visit(rows, t)
-    query = crowd_fill(cache, l, rows, t, x)
-    x = torch.addmm(x, visit.past(query, cache.kv[l]), weights.o)
-    x = torch.addmm(x, visit.prompts(engine.unit(x) @ weights.cross_q, cache.cross_of(l)), weights.cross_o)
+    engine, weights, at, longest = cache.engine, cache.engine.layers[l], cache.index(rows), int(t.max()) + 1
+    unit = engine.unit(x)
+    crowd_keys(cache, l, rows, t, unit)
+    past = cache.kv[l][:, :longest].index_select(0, at)
+    x = torch.addmm(x, _attend(unit @ weights.q, past, cache.bias(t), cache.heads), weights.o)
+    prompts, mask = cache.cross_of(l).index_select(0, at), cache.mask.index_select(0, at)
+    x = torch.addmm(x, _attend(engine.unit(x) @ weights.cross_q, prompts, mask, cache.heads), weights.cross_o)
     return _forward(engine, weights, x)
 
 # %% ../nbs/calm_decoding.ipynb #be160cbf
@@ -735,20 +613,18 @@ class _Plan:
     "One call of `generate`, looked up once."
     rule: ExitRule
     depths: np.ndarray  # (rows, steps)
-    thresholds: list  # one a step
+    thresholds: np.ndarray  # one a step
     measure: Callable | None
+    kernel: int  # number of the compiled measure; 0 where there is none
     first: int  # first layer that is checked
     layers: int  # L
     steps: int
     eager: bool
     stop: int  # token that ends a row, -1 for none
     start: int
-
-
-def _finite(logits, t):
-    if not math.isfinite(logits.sum().item()):
-        refuse("logits", f"NaN or infinity at token {t}", "finite (the model's weights or states have overflowed)")
-    return logits
+    keep: bool  # whether logits are wanted
+    whole: bool  # whether the caller waits for the end anyway
+    bare: bool  # whether nothing but compiled loops is needed
 
 
 def _sure(value, state):
@@ -756,97 +632,106 @@ def _sure(value, state):
     value = value.float().cpu().numpy() if isinstance(value, torch.Tensor) else value
     value = np.asarray(value, dtype=float).reshape(-1)
     if np.isnan(value).any():
-        _finite(state.engine.logits(state.hidden), state.step)
+        state.engine.choose(state.engine.logits(state.hidden), np.ravel(state.step)[0])
     if len(value) != len(state.hidden) or np.isnan(value).any():
         refuse("confidence", f"{value[:4]} at token {state.step}", f"{len(state.hidden)} number(s), one a row, none of them NaN")
     return value
 
-# %% ../nbs/calm_decoding.ipynb #63890ee9
-_alone = np.zeros(1, dtype=np.int64)
 
-
-def _lone_token(engine, cache, plan, state, x, t, depth):
-    "Walk one token up until it leaves: its state, layer, confidence."
-    threshold, confidence, layers, first = plan.thresholds[t], math.nan, plan.layers, plan.first
-    asks = plan.measure is not None and threshold > 0
-    for layer in range(1, depth + 1):
-        previous, x = x, lone_layer(cache, layer - 1, x, t)
-        if asks and first <= layer < layers:
-            confidence = plan.measure(state.at(x, previous, layer, t, _alone, layer == first))
-            if type(confidence) is not torch.Tensor or confidence.numel() != 1:
-                confidence = _sure(confidence, state)
-            confidence = confidence.item()
-            if confidence >= threshold:
-                break
-            if confidence != confidence:
-                _sure(confidence, state)
-    return x, layer, confidence if layer < layers else math.nan
+def _ask(plan, state, before, after, layer, t, rows):
+    "Confidences of some tokens, one a row, and their logits where the measure has left them behind."
+    engine = state.engine
+    if plan.kernel and engine.quick:
+        logits = engine.from_unit(engine.unit_rows(after)) if plan.kernel <= 2 else None
+        sure = sureness(plan.kernel, before, after, _nothing if logits is None else logits.numpy(), engine.judge, engine.epsilon)
+        if math.isfinite(sure.sum()):
+            return sure, logits
+    before, after = torch.as_tensor(before), torch.as_tensor(after)
+    state.at(after, before, layer, t, rows, layer == plan.first)
+    return _sure(plan.measure(state), state), state._logits
 
 
 def _oracle_choice(engine, history):
     "From the states after each layer, rows by layer: those of the first layer with the top's word, their logits, the layers."
-    states = torch.stack(history)
+    states = torch.stack([torch.as_tensor(x) for x in history])
     logits = engine.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
     words = logits.argmax(-1)
     chosen, each = (words == words[-1]).int().argmax(0), torch.arange(states.shape[1], device=states.device)
     return states[chosen, each], logits[chosen, each], 1 + chosen.cpu().numpy()
 
-
-def _lone_oracle(engine, cache, plan, x, t):
-    "Walk to the top, then find the first layer with the same word."
-    states = []
-    for l in range(plan.layers):
-        x = lone_layer(cache, l, x, t)
-        states.append(x)
-    x, _, layers = _oracle_choice(engine, states)
-    return x, int(layers[0]), math.nan
+# %% ../nbs/calm_decoding.ipynb #63890ee9
+def _compiled_run(engine, cache, plan):
+    "Yield rows, tokens, layers, confidences and logits, as far as the compiled loop goes at a time."
+    found = (np.zeros(plan.steps, np.int64), np.zeros(plan.steps, np.int64), np.zeros(plan.steps, np.float32),
+             np.zeros((plan.steps if plan.keep else 1, engine.head.shape[1]), np.float32))
+    fixed = plan.depths[0], plan.thresholds, plan.kernel, plan.first, plan.stop, engine.words, engine.word_head, engine.judge, found
+    token, begin = plan.start, 0
+    while begin < plan.steps:
+        end, fault = cache.walk(token, begin, plan.steps if plan.whole else begin + 1, *fixed)
+        if fault:
+            refuse(("logits", "confidence")[fault - 1], f"NaN or infinity at token {end}", "finite (the model's weights or states have overflowed)")
+        words, layers, sures, logits = (part[begin:end] for part in found)
+        yield [0] * len(words), words.tolist(), layers.tolist(), sures.tolist(), logits if plan.keep else None
+        token, begin = int(words[-1]), end
+        if token == plan.stop:
+            return
 
 # %% ../nbs/calm_decoding.ipynb #76cd8bd3
-def _lone_run(engine, cache, plan, memory):
-    "Yield (row, token, layer, confidence, logits) of each step, in a list."
-    cache.begin(memory)
-    state, token, depths = State(engine), plan.start, plan.depths[0].tolist()
-    state.at(None, None, 0, 0, _alone, False)
-    for t in range(plan.steps):
-        x = engine.embedding.narrow(0, token, 1)
-        if plan.rule.oracle:
-            x, layer, confidence = _lone_oracle(engine, cache, plan, x, t)
-        else:
-            x, layer, confidence = _lone_token(engine, cache, plan, state, x, t, depths[t])
+def _lone_token(cache, plan, state, at, t, depth):
+    "Walk one token up until it leaves: its layer, confidence, and the logits that a check left behind."
+    asks, first = plan.measure is not None and plan.thresholds[t] > 0, plan.first
+    if not asks:
+        cache.climb(_alone, at, 0, depth)
+        return depth, math.nan, None
+    cache.climb(_alone, at, 0, min(first - 1, depth))
+    for layer in range(first, depth + 1):
+        before, after = cache.watch(_alone, at, layer - 1)
         if layer < plan.layers:
-            normed = cache.keep(t, x, layer)
-            for l in range(layer, plan.layers) if plan.eager else ():
-                cache.fill(l, t + 1)
-        if state.hidden is x and state._logits is not None and not plan.rule.oracle:
-            logits = state._logits
+            (confidence,), logits = _ask(plan, state, before, after, layer, t, _alone)
+            if layer == depth or confidence >= plan.thresholds[t]:
+                return layer, float(confidence), logits
+    return depth, math.nan, None
+
+
+def _lone_run(engine, cache, plan):
+    "Yield rows, tokens, layers, confidences and logits of each step, in lists."
+    state, token = State(engine), plan.start
+    for t in range(plan.steps):
+        at = np.array([t])
+        cache.put(_alone, engine.words[token])
+        if plan.rule.oracle:
+            history = [cache.watch(_alone, at, l)[1] for l in range(plan.layers)]
+            x, logits, (layer,) = _oracle_choice(engine, history)
+            cache.put(_alone, x.numpy())
+            layer, confidence = int(layer), math.nan
         else:
-            logits = torch.mm(normed, engine.head) if layer < plan.layers else engine.logits(x)
-        numbers = logits.numpy()[0]  # one row is searched faster by numpy
-        token = int(numbers.argmax())
-        if not (engine.bounded and math.isfinite(numbers[token])):
-            _finite(logits, t)
-        yield [(0, token, layer, confidence, logits)]
+            layer, confidence, logits = _lone_token(cache, plan, state, at, t, int(plan.depths[0, t]))
+        normed = cache.leave(_alone, at, np.array([layer]))
+        for l in range(layer, plan.layers) if plan.eager else ():
+            cache.fill(l, _alone, at + 1)
+        logits = engine.from_unit(normed) if logits is None else logits
+        token = int(engine.choose(logits, t)[0])
+        yield [0], [token], [layer], [confidence], logits
         if token == plan.stop:
             return
 
 # %% ../nbs/calm_decoding.ipynb #b4e54a63
 class _Rows:
-    "The rows of a batch: where each stands, and its state."
+    "The rows of a batch, and where each stands."
 
     def __init__(self, engine, cache, plan):
         self.engine, self.cache, self.plan, self.state = engine, cache, plan, State(engine, cache.rows)
         self.names = self.places = np.arange(cache.rows)
         self.t, self.level = np.zeros(cache.rows, dtype=np.int64), np.zeros(cache.rows, dtype=np.int64)
-        self.x = engine.embedding[torch.full((cache.rows,), plan.start, device=cache.memory.device)]
-        self.thresholds, self.history, self.left = np.asarray(plan.thresholds), [], []
+        self.history, self.left, self.depth = [], [], plan.depths[:, 0].copy()  # depth: of the token that each row is at
+        cache.put(self.places, engine.embed(np.full(cache.rows, plan.start)))
 
     def dismiss(self, who):
-        "These rows are at their end. When half of the cache is dead, and enough steps may follow to pay for the copy, the rest moves together."
+        "These rows are at their end. On a GPU, when half of the cache is dead, and enough steps may follow to pay for the copy, the rest moves together."
         stay = np.ones(len(self.names), dtype=bool)
         stay[who] = False
-        self.names, self.places, self.t, self.level = self.names[stay], self.places[stay], self.t[stay], self.level[stay]
-        self.x = self.x.index_select(0, self.cache.index(np.flatnonzero(stay)))
-        if 0 < 2 * len(self.places) <= self.cache.rows and self.plan.steps - self.t.min() > 8:
+        self.names, self.places, self.t, self.level, self.depth = (part[stay] for part in (self.names, self.places, self.t, self.level, self.depth))
+        if not self.engine.quick and 0 < 2 * len(self.places) <= self.cache.rows and self.plan.steps - self.t.min() > 8:
             self.cache.compact(self.places)
             self.places = np.arange(len(self.places))
 
@@ -857,49 +742,57 @@ class _Crowd(_Rows):
     def visit(self, l):
         "Run layer l for the rows that wait for it."
         plan, who, layer = self.plan, np.flatnonzero(self.level == l), l + 1
-        names, t, here = self.names[who], self.t[who], None if len(who) == len(self.names) else self.cache.index(who)
-        before = self.x if here is None else self.x.index_select(0, here)
-        after = crowd_layer(self.cache, l, before, self.places[who], t)
-        leaves, sure, known = plan.depths[names, t] <= layer, np.full(len(who), math.nan), None
-        if plan.measure is not None and plan.first <= layer < plan.layers and ((threshold := self.thresholds[t]) > 0).any():
-            sure = _sure(plan.measure(self.state.at(after, before, layer, t, names, layer == plan.first)), self.state)
-            leaves, known = leaves | (sure >= threshold), self.state._logits
-        self.x, self.level[who] = after if here is None else self.x.index_copy_(0, here, after), layer
+        places, t = self.places[who], self.t[who]
+        self.level[who] = layer
         if plan.rule.oracle:
-            self.history.append(after)
-        if leaves.any():
-            self._leave(who[leaves], layer, sure[leaves], known if known is None or leaves.all() else known[self.cache.index(np.flatnonzero(leaves))])
+            self.history.append(self.cache.watch(places, t, l)[1])
+        elif plan.measure is not None and plan.first <= layer < plan.layers and (plan.thresholds[t] > 0).any():
+            return self._asked(who, places, t, layer)
+        else:
+            self.cache.climb(places, t, l, layer)
+        out = who[self.depth[who] <= layer]
+        if len(out):
+            self._leave(out, np.full(len(out), layer))
 
-    def _leave(self, who, layer, sure, known):
-        layers = np.full(len(who), layer)
+    def _asked(self, who, places, t, layer):
+        before, after = self.cache.watch(places, t, layer - 1)
+        sure, known = _ask(self.plan, self.state, before, after, layer, t, self.names[who])
+        leaves = (self.depth[who] <= layer) | (sure >= self.plan.thresholds[t])
+        if leaves.any():
+            known = known if known is None or leaves.all() else known[torch.from_numpy(leaves).to(known.device)]
+            self._leave(who[leaves], np.full(leaves.sum(), layer), sure[leaves], known)
+
+    def _leave(self, who, layers, sure=None, known=None):
         if self.plan.rule.oracle:  # all rows are here
-            self.x, known, layers = _oracle_choice(self.engine, self.history)
+            x, known, layers = _oracle_choice(self.engine, self.history)
+            self.cache.put(self.places[who], x)
             self.history = []
         self.level[who] = 0
-        self.left.append((who, layers, sure, known))
+        self.left.append((who, layers, np.full(len(who), math.nan) if sure is None else sure, known))
 
     def words(self):
-        "The words of the rows that have left: (row, token, layer, confidence, logits) of each."
+        "Rows that have left, their words, layers, confidences and logits, in lists."
+        engine, cache = self.engine, self.cache
         self.left.sort(key=lambda part: part[-1] is not None)
         who, layers, sure = (np.concatenate([part[i] for part in self.left]) for i in range(3))
         known = [part[-1] for part in self.left if part[-1] is not None]
-        normed, new = self.engine.unit(self.x.index_select(0, self.cache.index(who))), len(who) - sum(map(len, known))
-        logits = torch.cat([normed[:new] @ self.engine.head, *known]) if known else normed @ self.engine.head
-        tokens = _finite(logits, int(self.t[who[0]])).argmax(-1)
-        self.cache.keep(self.places[who], self.t[who], normed, layers)
+        normed, new = cache.leave(self.places[who], self.t[who], layers), len(who) - sum(map(len, known))
+        logits = torch.cat([engine.from_unit(normed[:new]), *known]) if known else engine.from_unit(normed)
         for above in range(self.plan.layers) if self.plan.eager else ():
-            crowd_fill(self.cache, above, self.places[who], self.t[who] + 1)
+            cache.fill(above, self.places[who], self.t[who] + 1)
+        words = engine.choose(logits, int(self.t[who[0]]))
+        cache.put(self.places[who], engine.embed(words))
         self.t[who] += 1
-        self.x.index_copy_(0, self.cache.index(who), self.engine.embedding.index_select(0, tokens))
-        words, names, self.left = tokens.cpu().numpy(), self.names[who], []
+        names, self.left = self.names[who], []
+        self.depth[who] = self.plan.depths[names, np.minimum(self.t[who], self.plan.steps - 1)]
         over = who[(words == self.plan.stop) | (self.t[who] >= self.plan.steps)]
         if len(over):
             self.dismiss(over)
-        return list(zip(names.tolist(), words.tolist(), layers.tolist(), sure.tolist(), logits))
+        return names.tolist(), words.tolist(), layers.tolist(), sure.tolist(), logits if self.plan.keep else None
 
 # %% ../nbs/calm_decoding.ipynb #92ed4526
 def _crowd_run(engine, cache, plan):
-    "Yield (row, token, layer, confidence, logits) of the rows whose words were found, in a list."
+    "Yield rows, tokens, layers, confidences and logits of those whose words were found, in lists."
     crowd, l = _Crowd(engine, cache, plan), 0
     low = max(1, min(max(2, plan.first), plan.layers - 1))  # no row turns back below the first layer that may be left
     while len(crowd.names):
@@ -978,19 +871,27 @@ def _as_table(input_ids, pad):
         rows = list(input_ids) if isinstance(input_ids, (list, tuple)) else refuse("input_ids", input_ids, "token ids")
         if not rows:
             refuse("input_ids", "no token", "at least one token")
-        rows = [rows] if rows and all(np.ndim(row) == 0 for row in rows) else rows
-        rows = [np.asarray(row) for row in rows]
+        several = any(isinstance(row, (list, tuple, np.ndarray, torch.Tensor)) and np.ndim(row) for row in rows)
+        rows = [np.asarray(row) for row in (rows if several else [rows])]
         if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
             refuse("input_ids", input_ids, "one or more lists of whole-number token ids")
         if not all(row.size for row in rows):
             refuse("input_ids", f"no token in row {[row.size for row in rows].index(0)}", "at least one token in each row")
-        ids, there = pad_rows(rows, pad)
-        return ids, there & (ids != pad)
-    ids = torch.as_tensor(input_ids).cpu()
-    ids = ids[None] if ids.dim() == 1 else ids
-    if ids.dim() != 2 or not len(ids) or ids.dtype in (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        refuse("input_ids", f"shape {tuple(ids.shape)} of {ids.dtype}", "whole numbers of shape (length,) or (rows, length)")
-    return ids.long(), ids != pad
+        ids = np.full((len(rows), max(row.size for row in rows)), pad)
+        for line, row in zip(ids, rows):
+            line[: row.size] = row
+        return ids, ids != pad
+    ids = input_ids.cpu().numpy() if isinstance(input_ids, torch.Tensor) and input_ids.dtype != torch.bfloat16 else np.asarray(input_ids)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or not len(ids) or ids.dtype.kind not in "iu":
+        refuse("input_ids", f"shape {ids.shape} of {ids.dtype}", "whole numbers of shape (length,) or (rows, length)")
+    return ids.astype(np.int64), ids != pad
+
+
+def _plain_prompt(input_ids, config, longest):
+    "Whether this is one list of token ids with nothing to look into."
+    return (type(input_ids) is list and 0 < len(input_ids) <= longest and all(type(token) is int for token in input_ids)
+            and min(input_ids) >= 0 and max(input_ids) < config.vocab_size and config.pad_token_id not in input_ids)
 
 
 def check_prompts(
@@ -998,26 +899,30 @@ def check_prompts(
     attention_mask,  # 1 or True on real tokens; None: what is not padding
     config: CalmConfig,  # of the model
     longest: int,  # most tokens a prompt may have
-) -> tuple[torch.Tensor, torch.Tensor]:  # ids and mask, (rows, length), without columns of mere padding at the ends
+) -> tuple[np.ndarray, np.ndarray]:  # ids and mask, (rows, length), without columns of mere padding at the ends
     "Prompts as a table, or one clear error."
+    if attention_mask is None and _plain_prompt(input_ids, config, longest):
+        return np.array([input_ids]), np.ones((1, len(input_ids)), dtype=bool)
     ids, there = _as_table(input_ids, config.pad_token_id)
     if attention_mask is not None:
-        mask = torch.as_tensor(attention_mask).cpu()
-        mask = mask[None] if mask.dim() == 1 else mask
-        if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
-            refuse("attention_mask", f"shape {tuple(mask.shape)}", f"zeros and ones of the shape of input_ids, {tuple(ids.shape)}")
-        there = mask.bool()
+        mask = torch.as_tensor(attention_mask).cpu().numpy()
+        mask = mask[None] if mask.ndim == 1 else mask
+        if mask.shape != ids.shape or not ((mask == 0) | (mask == 1)).all():
+            refuse("attention_mask", f"shape {mask.shape}", f"zeros and ones of the shape of input_ids, {ids.shape}")
+        there = mask.astype(bool)
     lengths = there.sum(1)
-    if not bool(lengths.all()):
-        refuse("input_ids", f"no token in row {int((lengths == 0).nonzero()[0])}", "at least one token in each row")
-    if int(lengths.max()) > longest:
-        refuse("input_ids", f"{int(lengths.max())} tokens in row {int(lengths.argmax())}", f"prompts of at most {longest} tokens")
-    real = ids[there]
-    if int(real.min()) < 0 or int(real.max()) >= config.vocab_size:
-        refuse("input_ids", int(real.min() if real.min() < 0 else real.max()), f"token ids from 0 to {config.vocab_size - 1}")
-    columns = there.any(0).nonzero()
-    part = slice(int(columns[0]), int(columns[-1]) + 1)
-    return ids[:, part].where(there[:, part], torch.tensor(config.pad_token_id)), there[:, part]
+    if lengths.min() == 0:
+        refuse("input_ids", f"no token in row {lengths.argmin()}", "at least one token in each row")
+    if lengths.max() > longest:
+        refuse("input_ids", f"{lengths.max()} tokens in row {lengths.argmax()}", f"prompts of at most {longest} tokens")
+    if lengths.min() < ids.shape[1]:  # there is padding
+        columns = np.flatnonzero(there.any(0))
+        part = slice(columns[0], columns[-1] + 1)
+        ids, there = np.where(there, ids, config.pad_token_id)[:, part].copy(), there[:, part].copy()
+    low, high = ids.min(initial=0, where=there), ids.max(initial=0, where=there)
+    if low < 0 or high >= config.vocab_size:
+        refuse("input_ids", low if low < 0 else high, f"token ids from 0 to {config.vocab_size - 1}")
+    return ids, there
 
 # %% ../nbs/calm_decoding.ipynb #cf5e424e
 class DecoderParts:
@@ -1037,11 +942,14 @@ class DecoderParts:
         self.max_prompt, self.config, self._spare = check_count("max_prompt", max_prompt), model.config, []
         twin = copy.deepcopy(model).to(self.device).eval()
         with torch.inference_mode():
-            self.engine = Engine(twin, self.device)
+            self.engine = Engine(twin, self.device, self.threads or torch.get_num_threads())
 
     @contextmanager
-    def _settled(self):
+    def _settled(self, plan):
         "Inference mode and our number of threads, both put back at the end."
+        if plan.bare:  # `torch` has no part in it
+            yield
+            return
         before, ours = torch.get_num_threads(), self.threads if self.device.type == "cpu" else None
         try:
             if ours not in (None, before):
@@ -1052,29 +960,37 @@ class DecoderParts:
             if ours not in (None, before):
                 torch.set_num_threads(before)
 
-    def _plan(self, rule, rows, steps, eager, stop_at_eos):
+    def _plan(self, rule, there, steps, stop_at_eos, eager=False, keep=False, whole=False):
         if not isinstance(rule, ExitRule):
             refuse("exit", rule, "an exit rule: FullModel(), Static(k), Oracle(), Confidence(...) or Replay(...)")
-        layers, c = self.config.num_decoder_layers, self.config
+        layers, c, rows = self.config.num_decoder_layers, self.config, len(there)
         measure = None if rule.measure is None else find_measure(rule.measure)
         if measure is not None and measure.needs_classifier and self.engine.classifier is None:
             refuse("measure", measure.name, "another one, for this model has no trained exit classifier")
         first = 1 if measure is None else max(measure.first_layer, getattr(rule, "first_layer", 1))
-        return _Plan(rule, rule.depths(rows, steps, layers), rule.thresholds(steps).tolist(), measure and measure.function, first,
-                     layers, steps, bool(eager), c.eos_token_id if stop_at_eos else -1, c.decoder_start_token_id)
+        plain = rule.oracle or eager or (measure is not None and not measure.kernel)
+        bare = self.engine.quick and not plain and rows == 1 and there.size <= FEW and bool(there.all())
+        return _Plan(rule, rule.depths(rows, steps, layers), rule.thresholds(steps), measure and measure.function, measure.kernel if measure else 0, first,
+                     layers, steps, bool(eager), c.eos_token_id if stop_at_eos else -1, c.decoder_start_token_id, bool(keep), whole, bare)
 
     def _run(self, ids, there, plan):
         "Encode, then the steps; to be driven inside `_settled`."
-        ids, there = ids.to(self.device), there.to(self.device)
-        memory = encode_prompts(self.engine, ids, there)
-        if len(ids) > 1 or not bool(there.all()) or not self.engine.quick:
-            yield from _crowd_run(self.engine, CrowdCache(self.engine, memory, there, plan.steps), plan)
+        engine, (rows, length) = self.engine, ids.shape
+        if engine.quick and length <= FEW:
+            memory = read_prompts(engine, ids, there)
+        else:
+            tensors = [torch.from_numpy(part).to(self.device) for part in (ids, there)]
+            memory = encode_prompts(engine, *tensors)
+        if not engine.quick:
+            yield from _crowd_run(engine, CrowdCache(engine, memory, tensors[1], plan.steps), plan)
             return
         cache = self._spare.pop() if self._spare else None
-        if cache is None or cache.steps < plan.steps:
-            cache = LoneCache(self.engine, plan.steps)
-        yield from _lone_run(self.engine, cache, plan, memory)
-        self._spare.append(cache)
+        if cache is None or (cache.rows, cache.prompt) != (rows, length) or cache.steps < plan.steps:
+            cache = RowCache(engine.stack, engine.distances(plan.steps).numpy(), rows, length)
+        cache.begin(np.asarray(memory), there)
+        yield from (_compiled_run if plan.bare else _lone_run if rows == 1 else _crowd_run)(engine, cache, plan)
+        if cache.bytes < 2**26:
+            self._spare.append(cache)
 
 # %% ../nbs/calm_decoding.ipynb #10b98e93
 class Decoder(DecoderParts):
@@ -1092,13 +1008,17 @@ class Decoder(DecoderParts):
     ) -> Generated:  # tokens and exit layers, one list a prompt
         "Generate greedily; every token takes as many layers as the exit rule says."
         ids, there = check_prompts(input_ids, attention_mask, self.config, self.max_prompt)
-        plan = self._plan(exit, len(ids), check_count("max_new_tokens", max_new_tokens), eager, stop_at_eos)
+        plan = self._plan(exit, there, check_count("max_new_tokens", max_new_tokens), stop_at_eos, eager, keep_logits, whole=True)
         columns, start = [([], [], [], []) for _ in range(len(ids))], time.perf_counter()
-        with self._settled():
-            for step in self._run(ids, there, plan):
-                for row, *values, logits in step:
-                    for column, value in zip(columns[row], (*values, logits.reshape(-1).cpu().numpy() if keep_logits else None)):
-                        column.append(value)
+        with self._settled(plan):
+            for *parts, logits in self._run(ids, there, plan):
+                for row, token, layer, confidence in zip(*parts):
+                    tokens, layers, confidences, _ = columns[row]
+                    tokens.append(token)
+                    layers.append(layer)
+                    confidences.append(confidence)
+                for row, line in zip(parts[0], torch.as_tensor(logits).cpu().numpy()) if keep_logits else ():
+                    columns[row][3].append(line)
         seconds = time.perf_counter() - start
         tokens, layers, confidences, logits = (tuple(row[i] for row in columns) for i in range(4))
         logits = tuple(np.stack(rows) for rows in logits) if keep_logits else None
@@ -1115,18 +1035,18 @@ class Decoder(DecoderParts):
     ):  # an iterator of `Token`
         "Tokens as they come; input is checked at once, before the first is asked for."
         ids, there = check_prompts(input_ids, attention_mask, self.config, self.max_prompt)
-        plan = self._plan(exit, len(ids), check_count("max_new_tokens", max_new_tokens), False, stop_at_eos)
+        plan = self._plan(exit, there, check_count("max_new_tokens", max_new_tokens), stop_at_eos)
         return _streamed(self, ids, there, plan, spell)
 
 
 def _streamed(decoder, ids, there, plan, spell):
     run, said = decoder._run(ids, there, plan), [([], "") for _ in range(len(ids))]
     while True:
-        with decoder._settled():
+        with decoder._settled(plan):
             step = next(run, None)
         if step is None:
             return
-        for row, token, layer, confidence, _ in step:
+        for row, token, layer, confidence in zip(*step[:4]):
             tokens, text = said[row]
             tokens.append(token)
             longer = None if spell is None else spell([t for t in tokens if t != plan.stop])
