@@ -340,12 +340,12 @@ class Replay(ExitRule):
             table[i, : len(row)] = row
         return table
 
-# %% ../nbs/calm_decoding.ipynb #6152f023
+# %% ../nbs/calm_decoding.ipynb #b6187876
 _alone, _nothing = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
 
-
-class Engine:
-    "Packed weights of a model, and what confidence measures may ask of them."
+# %% ../nbs/calm_decoding.ipynb #d81a6bcb
+class EngineWeights:
+    "Packed weights of a model."
 
     def __init__(
         self,
@@ -373,6 +373,10 @@ class Engine:
         if self.quick:  # what the kernels read, in the same memory
             self.words, self.word_head, self.final = self.embedding.numpy(), self.head.numpy().reshape(-1), self.encoder_gain.numpy()
             self.judge = _nothing[0] if classifier is None else self.classifier.numpy()
+
+# %% ../nbs/calm_decoding.ipynb #564aed82
+class Engine(EngineWeights):
+    "Packed weights of a model, and what confidence measures may ask of them."
 
     def unit_rows(self, x):
         "As `unit`, of an array."
@@ -491,8 +495,8 @@ def next_layer(
     above = waiting[low:].sum()
     return low + waiting[low:].argmax() if above and 2 * above >= waiting.sum() else waiting[:low].argmax()
 
-# %% ../nbs/calm_decoding.ipynb #2af420f1
-class CrowdCache:
+# %% ../nbs/calm_decoding.ipynb #e8f3ccb6
+class CrowdStore:
     "Static cache of many rows, on any device."
 
     def __init__(self, engine, memory, allowed, steps):
@@ -523,6 +527,10 @@ class CrowdCache:
         if self.cross[l] is None:
             self.cross[l] = self.memory @ self.engine.layers[l].cross_kv
         return self.cross[l]
+
+# %% ../nbs/calm_decoding.ipynb #bf3bdb97
+class CrowdCache(CrowdStore):
+    "A `CrowdStore` and the layers run upon it."
 
     def put(self, rows, x):
         "The states of some rows, from elsewhere."
@@ -924,9 +932,9 @@ def check_prompts(
         refuse("input_ids", low if low < 0 else high, f"token ids from 0 to {config.vocab_size - 1}")
     return ids, there
 
-# %% ../nbs/calm_decoding.ipynb #cf5e424e
-class DecoderParts:
-    "What `Decoder` is made of: a copy of the weights, the plan of a call, the steps."
+# %% ../nbs/calm_decoding.ipynb #8067faf3
+class DecoderWeights:
+    "A copy of the weights, and the surroundings in which they are used."
 
     def __init__(
         self,
@@ -959,6 +967,10 @@ class DecoderParts:
         finally:
             if ours not in (None, before):
                 torch.set_num_threads(before)
+
+# %% ../nbs/calm_decoding.ipynb #a59df375
+class DecoderParts(DecoderWeights):
+    "What `Decoder` is made of: a copy of the weights, the plan of a call, the steps."
 
     def _plan(self, rule, there, steps, stop_at_eos, eager=False, keep=False, whole=False):
         if not isinstance(rule, ExitRule):

@@ -436,12 +436,12 @@ def walk(token, begin, until, depths, thresholds, kind, first, stop, embedding, 
             return t + 1, 0
     return until, 0
 
-# %% ../nbs/calm_kernels.ipynb #844da45c
+# %% ../nbs/calm_kernels.ipynb #5fccf431
 FEW = 48  # rows for which our own product serves
 
 
-class RowCache:
-    "Static cache of one or more rows on a processor, and the steps of a decoder upon it."
+class RowStore:
+    "Static cache of one or more rows on a processor."
 
     def __init__(
         self,
@@ -474,6 +474,23 @@ class RowCache:
         self.mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
         self.counts = there.shape[1] - there[:, ::-1].argmax(1)
         return self
+
+    def put(self, rows, x):
+        "The states of some rows, from elsewhere."
+        self.x[rows] = x
+
+    def fill(self, l, rows, t):
+        "Keys and values of layer l for what is pending before t in these rows."
+        source, row, place = gather(self.x[:0], rows, t, self.filled[l], self.states)
+        scatter((torch.from_numpy(source) @ self.stack.layers[l].kv).numpy(), row, place, self.kv[l])
+
+    def leave(self, rows, t, layers):
+        "These rows' tokens at t have left after `layers`, one a row: their normed states, which stand in above."
+        return leave(self.x, rows, t, layers, self.stack.epsilon, self.filled, self.states)
+
+# %% ../nbs/calm_kernels.ipynb #68bac31f
+class RowCache(RowStore):
+    "A `RowStore` and the layers run upon it."
 
     def climb(
         self,
@@ -514,19 +531,6 @@ class RowCache:
         before = self.x[rows]
         self.climb(rows, t, l, l + 1)
         return before, self.x[rows]
-
-    def put(self, rows, x):
-        "The states of some rows, from elsewhere."
-        self.x[rows] = x
-
-    def fill(self, l, rows, t):
-        "Keys and values of layer l for what is pending before t in these rows."
-        source, row, place = gather(self.x[:0], rows, t, self.filled[l], self.states)
-        scatter((torch.from_numpy(source) @ self.stack.layers[l].kv).numpy(), row, place, self.kv[l])
-
-    def leave(self, rows, t, layers):
-        "These rows' tokens at t have left after `layers`, one a row: their normed states, which stand in above."
-        return leave(self.x, rows, t, layers, self.stack.epsilon, self.filled, self.states)
 
     def walk(self, token, begin, until, depths, thresholds, kind, first, stop, embedding, head, classifier, found):
         "`walk` for the only row; `found` is where words, layers, confidences and logits go."
