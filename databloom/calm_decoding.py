@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .calm_kernels import FEW, MEASURES, RowCache, Stack, add_product, best, compiled, pack_layer, read, sureness, to_unit
-from .calm_model import CalmConfig, CalmT5, mask_bias, relative_buckets
+from .calm_model import CalmConfig, CalmT5, mask_bias, pad_rows, relative_buckets
 from .core import Result, book_style, check_choice, check_count, check_number, check_probability, need, plain, refuse
 
 # %% ../nbs/calm_decoding.ipynb #8fde554b
@@ -124,7 +124,7 @@ def _head_work(config):
     return config.d_model * config.vocab_size
 
 
-@register_measure("softmax", work=_head_work, uses_head=True, kernel=1)
+@register_measure("softmax", work=_head_work, uses_head=True, kernel=MEASURES.index("softmax"))
 def softmax_response(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -132,7 +132,7 @@ def softmax_response(
     return torch.softmax(state.logits, -1).amax(-1)
 
 
-@register_measure("softmax_gap", work=_head_work, uses_head=True, kernel=2)
+@register_measure("softmax_gap", work=_head_work, uses_head=True, kernel=MEASURES.index("softmax_gap"))
 def softmax_gap(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -141,7 +141,7 @@ def softmax_gap(
     return top[..., 0] - top[..., 1]
 
 # %% ../nbs/calm_decoding.ipynb #f2757ae5
-@register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model, kernel=3)
+@register_measure("state", first_layer=2, work=lambda config: 3 * config.d_model, kernel=MEASURES.index("state"))
 def state_saturation(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -151,7 +151,7 @@ def state_saturation(
     return (across * torch.rsqrt(lengths.clamp(min=torch.finfo(lengths.dtype).tiny))).clamp(0, 1)
 
 # %% ../nbs/calm_decoding.ipynb #5b9c0375
-@register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True, kernel=4)
+@register_measure("classifier", work=lambda config: config.d_model, needs_classifier=True, kernel=MEASURES.index("classifier"))
 def exit_classifier(
     state: State,  # the tokens still on their way, after a layer
 ) -> torch.Tensor:  # (rows,), in [0, 1]
@@ -885,9 +885,7 @@ def _as_table(input_ids, pad):
             refuse("input_ids", input_ids, "one or more lists of whole-number token ids")
         if not all(row.size for row in rows):
             refuse("input_ids", f"no token in row {[row.size for row in rows].index(0)}", "at least one token in each row")
-        ids = np.full((len(rows), max(row.size for row in rows)), pad)
-        for line, row in zip(ids, rows):
-            line[: row.size] = row
+        ids = pad_rows(rows, pad)[0].numpy()
         return ids, ids != pad
     ids = input_ids.cpu().numpy() if isinstance(input_ids, torch.Tensor) and input_ids.dtype != torch.bfloat16 else np.asarray(input_ids)
     ids = ids[None] if ids.ndim == 1 else ids

@@ -136,6 +136,29 @@ def bend_and_gate(
             for j in range(inner):
                 row[j] *= row[inner + j]
 
+# %% ../nbs/calm_kernels.ipynb #e736b641
+@compiled
+def set_product(x, matrix, y):
+    "y = x @ W."
+    y[:] = 0
+    add_product(x, matrix, y)
+
+
+@compiled
+def add_to_state(x, matrix, spare, state):
+    "state += x @ W, summed up by itself first: the state is larger, and would round at every step."
+    set_product(x, matrix, spare)
+    state += spare
+
+
+@compiled
+def feed_forward(state, wi, wo, epsilon, forward, kind, unit, widened):
+    "Norm, widen, bend, narrow, and add to the state; `unit` and `widened` are room for the work."
+    to_unit(state, epsilon, unit)
+    set_product(unit, wi, widened)
+    bend_and_gate(widened, forward, kind)
+    add_to_state(widened[:, :forward], wo, unit, state)
+
 # %% ../nbs/calm_kernels.ipynb #9728c347
 @compiled
 def _attend(query, past, low, inner, bias, count, shares, out):
@@ -257,25 +280,15 @@ def read(x, weights, cuts, shape, epsilon, bias, mask, gain):
     for l in range(len(weights)):
         line = weights[l]
         to_unit(x, epsilon, unit)
-        query[:] = 0
-        kv[:] = 0
-        add_product(unit, line[cuts[0] : cuts[1]], query)
-        add_product(unit, line[cuts[1] : cuts[2]], kv)
+        set_product(unit, line[cuts[0] : cuts[1]], query)
+        set_product(unit, line[cuts[1] : cuts[2]], kv)
         for i in range(many):
             row, own = i // length, kv[i // length * length :]
             for h in range(heads):
                 low, added = h * width, bias[h, i % length] + mask[row]
                 _attend(query[i, low : low + width], own, low, inner, added, length, shares, seen[i, low : low + width])
-        unit[:] = 0
-        add_product(seen, line[cuts[2] : cuts[3]], unit)
-        x += unit
-        to_unit(x, epsilon, unit)
-        widened[:] = 0
-        add_product(unit, line[cuts[3] : cuts[4]], widened)
-        bend_and_gate(widened, forward, kind)
-        unit[:] = 0
-        add_product(widened[:, :forward], line[cuts[4] : cuts[5]], unit)
-        x += unit
+        add_to_state(seen, line[cuts[2] : cuts[3]], unit, x)
+        feed_forward(x, line[cuts[3] : cuts[4]], line[cuts[4] : cuts[5]], epsilon, forward, kind, unit, widened)
     to_unit(x, epsilon, unit)
     x[:] = unit * gain
 
@@ -319,30 +332,18 @@ def climb(x, rows, t, low, high, weights, cuts, shape, epsilon, kv, filled, stat
     for l in range(low, high):
         line = weights[l]
         to_unit(now, epsilon, unit)
-        query[:] = 0
-        add_product(unit, line[cuts[0] : cuts[1]], query)
+        set_product(unit, line[cuts[0] : cuts[1]], query)
         source, row, place = gather(unit, rows, t, filled[l], states)
-        made = np.zeros((len(source), 2 * inner), np.float32)
-        add_product(source, line[cuts[1] : cuts[2]], made)
+        made = np.empty((len(source), 2 * inner), np.float32)
+        set_product(source, line[cuts[1] : cuts[2]], made)
         scatter(made, row, place, kv[l])
         attend_past(query, kv[l], rows, t, heads, distances, seen)
-        unit[:] = 0  # summed up by itself first: the state is larger, and would round every step
-        add_product(seen, line[cuts[2] : cuts[3]], unit)
-        now += unit
+        add_to_state(seen, line[cuts[2] : cuts[3]], unit, now)
         to_unit(now, epsilon, unit)
-        query[:] = 0
-        add_product(unit, line[cuts[3] : cuts[4]], query)
+        set_product(unit, line[cuts[3] : cuts[4]], query)
         attend_prompt(query, cross, l, rows, counts, heads, mask, seen)
-        unit[:] = 0
-        add_product(seen, line[cuts[4] : cuts[5]], unit)
-        now += unit
-        to_unit(now, epsilon, unit)
-        widened[:] = 0
-        add_product(unit, line[cuts[5] : cuts[6]], widened)
-        bend_and_gate(widened, forward, kind)
-        unit[:] = 0
-        add_product(widened[:, :forward], line[cuts[6] : cuts[7]], unit)
-        now += unit
+        add_to_state(seen, line[cuts[4] : cuts[5]], unit, now)
+        feed_forward(now, line[cuts[5] : cuts[6]], line[cuts[6] : cuts[7]], epsilon, forward, kind, unit, widened)
     x[rows] = now
 
 # %% ../nbs/calm_kernels.ipynb #cbe1f2cd
@@ -416,15 +417,13 @@ def walk(token, begin, until, depths, thresholds, kind, first, stop, embedding, 
                 asked, known = True, kind <= 2
                 if known:
                     to_unit(x, epsilon, line)
-                    out[:] = 0
-                    add_product(line, head, out)
+                    set_product(line, head, out)
                 sure = sureness(kind, before, x, out, classifier, epsilon)[0]
                 if sure >= thresholds[t] or not math.isfinite(sure):
                     break
         normed = leave(x, row, at, depth, epsilon, filled, states)
         if not known:
-            out[:] = 0
-            add_product(normed, head, out)
+            set_product(normed, head, out)
         chosen, finite = best(out)
         token = chosen[0]
         words[t], layers[t], sures[t] = token, depth[0], sure if depth[0] < len(weights) else np.nan
@@ -468,8 +467,7 @@ class RowStore:
         if len(lines) > FEW:
             torch.mm(torch.from_numpy(lines), self.stack.cross_kv, out=torch.from_numpy(cross))
         else:
-            cross[:] = 0
-            add_product(lines, self.cross_kv, cross)
+            set_product(lines, self.cross_kv, cross)
         self.filled[:] = 0
         self.mask = np.where(there, np.float32(0), np.finfo(np.float32).min)
         self.counts = there.shape[1] - there[:, ::-1].argmax(1)
